@@ -1,0 +1,29 @@
+# make run: the main job on two ranks.   make test: lint, types, layers, tests.   Both make .venv first, if need be.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test env lint clean
+
+run: env
+	$(BIN)/lockstep run -n 2 examples/digits.py
+
+test: lint
+	$(BIN)/pytest -q
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+env: .venv/ready
+
+# One step, marked done at its end: an interrupted install starts again.
+.venv/ready: requirements.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	touch .venv/ready
+
+clean:
+	rm -rf .venv build src/*.egg-info

@@ -1,0 +1,57 @@
+"""Data-parallel training for PyTorch: your single-device script on every device you have, with the same numbers."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lockstep.collectives import gather as gather
+    from lockstep.collectives import mean as mean
+    from lockstep.collectives import total as total
+    from lockstep.errors import LateRankError as LateRankError
+    from lockstep.errors import LockstepError as LockstepError
+    from lockstep.errors import LostRankError as LostRankError
+    from lockstep.errors import MismatchError as MismatchError
+    from lockstep.errors import UsageError as UsageError
+    from lockstep.world import World as World
+    from lockstep.world import first as first
+    from lockstep.world import init as init
+else:
+    # Every public name and the module it lives in, which is loaded when the name is first used.
+    _HOMES = {
+        "LateRankError": "lockstep.errors",
+        "LockstepError": "lockstep.errors",
+        "LostRankError": "lockstep.errors",
+        "MismatchError": "lockstep.errors",
+        "UsageError": "lockstep.errors",
+        "World": "lockstep.world",
+        "first": "lockstep.world",
+        "gather": "lockstep.collectives",
+        "init": "lockstep.world",
+        "mean": "lockstep.collectives",
+        "total": "lockstep.collectives",
+    }
+
+    def __getattr__(name):
+        if name in _HOMES:
+            import importlib
+
+            value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+            return value
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__():
+        return sorted({*globals(), *_HOMES})
+
+
+__all__ = [
+    "LateRankError",
+    "LockstepError",
+    "LostRankError",
+    "MismatchError",
+    "UsageError",
+    "World",
+    "first",
+    "gather",
+    "init",
+    "mean",
+    "total",
+]

@@ -1,0 +1,133 @@
+"""Starts, adopts and ends the process group."""
+
+import functools
+import itertools
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from lockstep.errors import LateRankError, UsageError
+from lockstep.world.device import find_shared, identity
+from lockstep.world.place import Place
+from lockstep.world.slurm import first_host, port_of_job
+
+_starts = itertools.count()
+
+
+def find_address(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
+    """Where rank 0 is to be met.
+
+    Returns:
+        Host and port: from ``MASTER_ADDR`` and ``MASTER_PORT``, else from Slurm's node list and job id.
+
+    Raises:
+        UsageError: Neither is there.
+
+    Example:
+        >>> place = Place(0, 2, 0, 1, 0, 2, "Slurm")
+        >>> find_address(place, {"SLURM_STEP_NODELIST": "gpu[3-4]", "SLURM_JOB_ID": "77"})
+        ('gpu3', 15077)
+    """
+    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if place.launcher == "Slurm":
+        nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
+        host = host or (first_host(nodes) if nodes else None)
+        port = port or str(port_of_job(environ.get("SLURM_JOB_ID", "")))
+    elif place.nodes == 1 and place.launcher != "torchrun":
+        host = host or "127.0.0.1"
+    if not host or not port:
+        missing = "MASTER_ADDR" if not host else "MASTER_PORT"
+        raise UsageError(
+            f"rank {place.rank} of {place.size}: {missing} is not set, so the ranks cannot find each other. Start the script "
+            f"with `lockstep run`, or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there."
+        )
+    if not port.isdecimal():
+        raise UsageError(f"rank {place.rank} of {place.size}: MASTER_PORT={port!r} is not a port number.")
+    return host, int(port)
+
+
+@functools.cache
+def connect(place: Place, address: tuple[str, int], timeout: float) -> dist.Store:
+    """Open the store where the ranks first meet; once a process, so that `first` and `init` share it."""
+    host, port = address
+    url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    try:
+        store, _, _ = next(
+            dist.rendezvous(f"{url}?rank={place.rank}&world_size={place.size}", timeout=timedelta(seconds=timeout))
+        )
+    except dist.DistError as error:
+        raise LateRankError(
+            f"rank {place.rank} of {place.size}: no answer from rank 0 at {host}:{port} within {timeout:g} s ({error}). "
+            f"Check that rank 0 was started, and that MASTER_ADDR and MASTER_PORT name its host and a free port there."
+        ) from error
+    return store
+
+
+def roll_call(store: dist.Store, place: Place, timeout: float) -> None:
+    """Wait until every rank has come.
+
+    Raises:
+        LateRankError: Some did not; the message names them.
+    """
+    names = [f"here/{rank}" for rank in range(place.size)]
+    store.set(names[place.rank], "")
+    try:
+        store.wait(names, timedelta(seconds=timeout))
+    except dist.DistError as error:
+        missing = [rank for rank, name in enumerate(names) if not store.check([name])]
+        raise LateRankError(
+            f"rank {place.rank} of {place.size}: rank(s) {', '.join(map(str, missing))} did not come within {timeout:g} s. "
+            f"Look for their own errors first; a rank that needs longer to start needs lockstep.init(timeout=...)."
+        ) from error
+
+
+def choose_backend(wanted: str, device: torch.device) -> str:
+    """Choose the backend for each kind of tensor.
+
+    Example:
+        >>> choose_backend("auto", torch.device("cpu")), choose_backend("auto", torch.device("cuda:0"))
+        ('gloo', 'cpu:gloo,cuda:nccl')
+    """
+    if wanted != "auto":
+        return wanted
+    return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+
+
+def start(place: Place, device: torch.device, backend: str, timeout: float) -> None:
+    """Connect the ranks and make the default process group.
+
+    Raises:
+        LateRankError: A rank did not come in time.
+        UsageError: The environment does not say where to meet, or two ranks have the same GPU.
+    """
+    store = connect(place, find_address(place, os.environ), timeout)
+    # A second init in one process must not find the first one's keys.
+    store = dist.PrefixStore(f"lockstep/{next(_starts)}", store)
+    roll_call(store, place, timeout)
+    refuse_shared_devices(store, place, device)
+    dist.init_process_group(
+        backend, store=store, rank=place.rank, world_size=place.size, timeout=timedelta(seconds=timeout)
+    )
+
+
+def refuse_shared_devices(store: dist.Store, place: Place, device: torch.device) -> None:
+    """Raise on every rank if two of them were given one GPU, which would hang inside nccl."""
+    if device.type != "cuda":
+        return
+    store.set(f"device/{place.rank}", f"{os.uname().nodename} {identity(device)}")
+    lines = [store.get(f"device/{rank}").decode() for rank in range(place.size)]
+    pair = find_shared([(host, gpu) for host, _, gpu in (line.partition(" ") for line in lines)])
+    if pair is not None:
+        raise UsageError(
+            f"rank {place.rank} of {place.size}: ranks {pair[0]} and {pair[1]} are both on GPU {lines[pair[0]]}. "
+            f"Start one rank per GPU, or give each rank its own in CUDA_VISIBLE_DEVICES."
+        )
+
+
+def end() -> None:
+    """Leave the process group, so that the process ends without complaints."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

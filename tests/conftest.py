@@ -1,0 +1,33 @@
+import os
+import threading
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import pytest
+import ranks  # noqa: F401  (says what the server imports, before it starts)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rank_server():
+    """The two helpers that multiprocessing keeps for the whole session are not a test's debris."""
+    resource_tracker.ensure_running()
+    forkserver.ensure_running()
+
+
+def traces() -> set[str]:
+    """What a test could leave on this machine: shared memory, children, threads, the launcher's variables."""
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    return (
+        {f"/dev/shm/{p.name}" for p in Path("/dev/shm").iterdir()}
+        | {f"process {pid}" for pid in children}
+        | {f"thread {t.name}" for t in threading.enumerate()}
+        | {f"${name}" for name in os.environ if name.startswith(("MASTER_", "RANK", "WORLD_", "LOCAL_"))}
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    before = traces()
+    yield
+    left = traces() - before
+    assert not left, f"the test left behind {sorted(left)}"

@@ -1,0 +1,67 @@
+"""Run a function on several ranks: real processes, real collectives, a fresh world for every call."""
+
+import multiprocessing
+import tempfile
+import time
+import traceback
+from multiprocessing import connection
+
+# The server imports and runs nothing, so a child costs a fork and no thread pool is copied half-alive.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed", "pytest", "lockstep"])
+
+
+def run_ranks(function, world_size, *args, backend="gloo", timeout=60.0):
+    """Return ``[function(rank, *args) for rank]``; a rank that fails, dies or is late raises here, by name.
+
+    ``function`` lives at the top of its module, since it travels by name. ``backend=None`` starts no process group.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ends, processes = {}, []
+        try:
+            for rank in range(world_size):
+                here, there = _context.Pipe(duplex=False)
+                job = (there, function, rank, world_size, f"{folder}/store", backend, args)
+                processes.append(_context.Process(target=_be_a_rank, args=job))
+                processes[-1].start()
+                there.close()
+                ends[here] = rank
+            return _collect(ends, processes, timeout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _collect(ends, processes, timeout):
+    results, deadline = {}, time.monotonic() + timeout
+    while waiting := [end for end, rank in ends.items() if rank not in results]:
+        ready = connection.wait(waiting, max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise AssertionError(f"ranks {sorted(ends[e] for e in waiting)} did not finish within {timeout:g} s")
+        for end in ready:
+            rank = ends[end]
+            try:
+                ok, value = end.recv()
+            except EOFError:
+                processes[rank].join()
+                raise AssertionError(f"rank {rank} died with exit code {processes[rank].exitcode}") from None
+            if not ok:
+                raise AssertionError(f"rank {rank} of {len(ends)} raised\n{value}")
+            results[rank] = value
+    return [results[rank] for rank in sorted(results)]
+
+
+def _be_a_rank(end, function, rank, world_size, store, backend, args):
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        if backend is not None:
+            dist.init_process_group(backend, store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
+        end.send((True, function(rank, *args)))
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    except BaseException:
+        end.send((False, traceback.format_exc()))
