@@ -1,4 +1,4 @@
-"""What every benchmark needs: an environment with the tools to compare with, alternating runs, medians, the machine's name."""
+"""What every benchmark needs: an environment with the tools to compare with, alternating runs, medians."""
 
 import json
 import os

@@ -1,12 +1,12 @@
 """Gathering rows from all ranks: any number on each, in the order of the data set if wanted."""
 
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from lockstep.collectives.agreement import agree
-from lockstep.collectives.nested import leaves, map_leaves
+from lockstep.collectives.agreement import agree, problems_reach_all
+from lockstep.collectives.nested import describe, leaves, map_leaves
 from lockstep.errors import MismatchError, UsageError
 from lockstep.world import World, current
 
@@ -33,9 +33,9 @@ def gather(x: T, loader: Ordered | None = None) -> T:
     Args:
         x: A tensor with any number of rows on each rank (none is fine), a number (one row), or lists, tuples, dicts and
             dataclasses of them. Everything but the number of rows must be the same on every rank.
-        loader: The `lockstep.DataLoader` whose samples the rows belong to, one row for each sample that it has given to this rank
-            in this epoch: then the result is in the order of the data set, each sample once, whatever the number of ranks. Without
-            it rows come rank by rank, which for one batch of a loader is that batch's own order.
+        loader: The `lockstep.DataLoader` whose samples the rows belong to, one row for each sample that it has given to
+            this rank in this epoch: then the result is in the order of the data set, each sample once, whatever the
+            number of ranks. Without it rows come rank by rank, which for one batch of a loader is its own order.
 
     Returns:
         The same structure on every rank; a number becomes a vector with one entry for each rank.
@@ -43,6 +43,7 @@ def gather(x: T, loader: Ordered | None = None) -> T:
     Raises:
         MismatchError: Ranks bring different structures, dtypes or row shapes; on every rank.
         UsageError: There are not as many rows as the loader gave samples; something is neither a number nor a tensor.
+            Where that is so on one rank only, the others raise MismatchError.
 
     Example:
         >>> import lockstep, torch
@@ -51,96 +52,91 @@ def gather(x: T, loader: Ordered | None = None) -> T:
                 [3, 4]])
     """
     world = current()
-    parts = [as_rows(leaf, world) for leaf in leaves(x)]
-    positions = None if loader is None else loader.positions()
-    problem = _row_problem(world, parts, positions)
-    headers = [_header(part) for part in parts] + ([] if positions is None else [_header(positions)])
-    heads = _exchange(world, len(parts), headers, problem)
-    gathered = [_gather_rows(world, part, head) for part, head in zip(parts, heads, strict=False)]
-    if positions is not None:
-        order = _gather_rows(world, positions, heads[-1]).argsort(stable=True)
+    with problems_reach_all(world, "lockstep.gather"):
+        parts = [as_rows(leaf) for leaf in leaves(x)]
+        if loader is not None:
+            parts.append(matching_positions(parts, loader))
+    what = describe(x, leaf=lambda leaf: "tensor" if isinstance(leaf, Tensor) else type(leaf).__name__)
+    heads = exchange_headers(world, f"{what}{' and a loader' if loader else ''}", parts)
+    gathered = [gather_rows(world, part, head) for part, head in zip(parts, heads, strict=True)]
+    if loader is not None:
+        order = gathered.pop().argsort(stable=True)
         gathered = [rows[order.to(rows.device)] for rows in gathered]
     whole = iter(gathered)
-    return map_leaves(lambda _: next(whole), x)
+    return cast(T, map_leaves(lambda _: next(whole), x))
 
 
-def as_rows(leaf: object, world: World) -> Tensor:
+def as_rows(leaf: object) -> Tensor:
     """A leaf as a tensor of one dimension at least."""
     if isinstance(leaf, bool | int | float):
         return torch.tensor([leaf], dtype=torch.float64 if isinstance(leaf, float) else None)
     if not isinstance(leaf, Tensor):
         raise UsageError(
-            f"rank {world.rank}: lockstep.gather takes tensors and numbers, not {type(leaf).__name__}. Encode it as a tensor, or "
-            f"use torch.distributed.all_gather_object where every rank is trusted."
+            f"lockstep.gather takes tensors and numbers, not {type(leaf).__name__}. Encode it as a tensor, or use "
+            f"torch.distributed.all_gather_object where every rank is trusted."
         )
     if leaf.dtype not in _DTYPES or leaf.layout != torch.strided or leaf.ndim > _MOST_DIMENSIONS:
-        raise UsageError(
-            f"rank {world.rank}: lockstep.gather cannot send a {leaf.layout} tensor of {leaf.dtype}; convert it first."
-        )
+        raise UsageError(f"lockstep.gather cannot send a {leaf.layout} tensor of {leaf.dtype}; convert it first.")
     return leaf.detach().reshape(1) if leaf.ndim == 0 else leaf.detach()
 
 
-def _row_problem(world: World, parts: list[Tensor], positions: Tensor | None) -> str:
-    if positions is None:
-        return ""
+def matching_positions(parts: list[Tensor], loader: Ordered) -> Tensor:
+    """The data set index of every row."""
+    positions = loader.positions()
     wrong = next((len(part) for part in parts if len(part) != len(positions)), None)
-    if wrong is None:
-        return ""
-    return (
-        f"rank {world.rank}: {wrong} rows, but the loader has given this rank {len(positions)} samples in this epoch. Gather once after "
-        f"the loop, with one row for each sample; inside the loop leave `loader` out."
-    )
+    if wrong is not None:
+        raise UsageError(
+            f"lockstep.gather got {wrong} rows, but the loader has given this rank {len(positions)} samples in this "
+            f"epoch. Gather once after the loop, with one row for each sample; inside the loop leave `loader` out."
+        )
+    return positions
 
 
-def _header(part: Tensor) -> list[int]:
+def header(part: Tensor) -> list[int]:
     """Rows, dtype and row shape as numbers of a fixed count."""
     shape = list(part.shape[1:])
     return [len(part), _DTYPES.index(part.dtype), len(shape), *shape, *[0] * (_MOST_DIMENSIONS - len(shape))]
 
 
-def _exchange(world: World, count: int, headers: list[list[int]], problem: str) -> list[list[list[int]]]:
-    """Every rank's header for each tensor; raises on all ranks if they do not fit together, or if one has a problem."""
-    agree(world, "lockstep.gather", f"{count} tensors" + (" and a loader" if len(headers) > count else ""))
-    flags = agree(world, "lockstep.gather", "rows", [bool(problem)])
-    bad = [rank for rank, flag in enumerate(flags) if flag[0]]
-    if problem or bad:
-        raise UsageError(
-            problem or f"rank {world.rank}: lockstep.gather got wrong rows on rank(s) {bad}; see their messages."
-        )
-    size = len(headers[0]) if headers else 0
-    rows = agree(world, "lockstep.gather", f"{len(headers)} headers", [n for header in headers for n in header])
-    by_tensor = [[row[i * size : (i + 1) * size] for row in rows] for i in range(len(headers))]
+def exchange_headers(world: World, what: str, parts: list[Tensor]) -> list[list[list[int]]]:
+    """Every rank's header for each tensor; raises on all ranks if they do not fit together."""
+    headers = [header(part) for part in parts]
+    rows = agree(world, "lockstep.gather", what, [number for one in headers for number in one])
+    size = 3 + _MOST_DIMENSIONS
+    by_tensor = [[row[i * size : (i + 1) * size] for row in rows] for i in range(len(parts))]
     for i, heads in enumerate(by_tensor):
-        _refuse_difference(world, i, heads)
+        refuse_difference(world, i, heads)
     return by_tensor
 
 
-def _refuse_difference(world: World, tensor: int, heads: list[list[int]]) -> None:
+def refuse_difference(world: World, tensor: int, heads: list[list[int]]) -> None:
     """Rows must have one dtype and shape; a rank without rows may not know them, so what it brings does not count."""
     filled = [(rank, head[1:]) for rank, head in enumerate(heads) if head[0]]
     other = next((entry for entry in filled if entry[1] != filled[0][1]), None)
     if other is not None:
         raise MismatchError(
-            f"rank {world.rank} of {world.size}: lockstep.gather got different rows in tensor {tensor}: {_describe(*filled[0])}, but "
-            f"{_describe(*other)}. Only the number of rows may differ between ranks."
+            f"rank {world.rank} of {world.size}: lockstep.gather got different rows in tensor {tensor}: "
+            f"{show(*filled[0])}, but {show(*other)}. Only the number of rows may differ between ranks."
         )
 
 
-def _describe(rank: int, head: list[int]) -> str:
+def show(rank: int, head: list[int]) -> str:
+    """Dtype and row shape for a message."""
     shape = tuple(head[2 : 2 + head[1]])
     return f"{shape} of {_DTYPES[head[0]]} on rank {rank}".replace("torch.", "")
 
 
-def _gather_rows(world: World, part: Tensor, heads: list[list[int]]) -> Tensor:
+def gather_rows(world: World, part: Tensor, heads: list[list[int]]) -> Tensor:
     """Pad to the longest, line up, cut. Padding is never seen by anyone."""
     filled = next((head for head in heads if head[0]), heads[0])
     dtype, shape = _DTYPES[filled[1]], filled[3 : 3 + filled[2]]
     most = max(head[0] for head in heads)
     padded = torch.zeros([most, *shape], dtype=dtype, device=part.device)
+    if not padded.numel():
+        return padded.new_zeros([sum(head[0] for head in heads), *shape])
     if len(part):
         padded[: len(part)] = part
     # As bytes: no backend knows every dtype, every backend moves bytes.
-    raw = padded.contiguous().view(torch.uint8) if padded.numel() else padded.new_empty(0, dtype=torch.uint8)
-    rows = world.ranks.line_up(raw.reshape(-1))
-    whole: Any = rows.reshape(-1).view(dtype).reshape([world.size, most, *shape]) if padded.numel() else padded[None]
-    return torch.cat([whole[rank, : head[0]] for rank, head in enumerate(heads)] if padded.numel() else [padded])
+    rows = world.ranks.line_up(padded.view(torch.uint8).reshape(-1))
+    whole = rows.view(dtype).reshape([world.size, most, *shape])
+    return torch.cat([whole[rank, : head[0]] for rank, head in enumerate(heads)])

@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from torch import Tensor
-
 
 def leaves(x: object) -> list[Any]:
     """Give everything in ``x`` that is not a container, in order.
@@ -57,18 +55,18 @@ def rebuild_sequence(like: list[Any] | tuple[Any, ...], values: Iterable[Any]) -
     return type(like)(values)
 
 
-def structure(x: object) -> str:
-    """Describe ``x`` without its values, so that ranks can compare: containers, keys, and each leaf's kind.
+def describe(x: object, leaf: Callable[[Any], str]) -> str:
+    """Describe ``x`` without its values, to compare between ranks: containers, keys, and what ``leaf`` says of leaves.
 
     Example:
-        >>> structure({"loss": 0.5, "hits": [1, 2]})
+        >>> describe({"loss": 0.5, "hits": [1, 2]}, leaf=lambda leaf: type(leaf).__name__)
         "{'loss': float, 'hits': [int, int]}"
     """
     if isinstance(x, Mapping):
-        return "{" + ", ".join(f"{key!r}: {structure(value)}" for key, value in x.items()) + "}"
+        return "{" + ", ".join(f"{key!r}: {describe(value, leaf)}" for key, value in x.items()) + "}"
     if isinstance(x, (list, tuple)):
-        return "[" + ", ".join(map(structure, x)) + "]"
+        return "[" + ", ".join(describe(value, leaf) for value in x) + "]"
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        parts = (f"{field.name}={structure(getattr(x, field.name))}" for field in dataclasses.fields(x))
+        parts = (f"{field.name}={describe(getattr(x, field.name), leaf)}" for field in dataclasses.fields(x))
         return f"{type(x).__name__}({', '.join(parts)})"
-    return str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
+    return leaf(x)

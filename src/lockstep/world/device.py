@@ -39,8 +39,8 @@ def pick_device(wanted: str, place: Place, cuda_devices: int) -> str:
     chosen = int(index) if index else own_index(place, cuda_devices)
     if chosen >= cuda_devices:
         raise UsageError(
-            f"rank {place.rank}: local rank {place.local_rank} wants cuda:{chosen}, past the last of {cuda_devices} visible "
-            f"device(s). Start at most {cuda_devices} ranks on this node, make more devices visible "
+            f"rank {place.rank}: local rank {place.local_rank} wants cuda:{chosen}, past the last of {cuda_devices} "
+            f"visible device(s). Start at most {cuda_devices} ranks on this node, make more devices visible "
             f"(CUDA_VISIBLE_DEVICES), or write device='cpu'."
         )
     return f"cuda:{chosen}"

@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from lockstep.errors import LateRankError, UsageError
 from lockstep.world.device import find_shared, identity
@@ -41,8 +43,8 @@ def find_address(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
     if not host or not port:
         missing = "MASTER_ADDR" if not host else "MASTER_PORT"
         raise UsageError(
-            f"rank {place.rank} of {place.size}: {missing} is not set, so the ranks cannot find each other. Start the script "
-            f"with `lockstep run`, or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there."
+            f"rank {place.rank} of {place.size}: {missing} is not set, so the ranks cannot find each other. Start the "
+            f"script with `lockstep run`, or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there."
         )
     if not port.isdecimal():
         raise UsageError(f"rank {place.rank} of {place.size}: MASTER_PORT={port!r} is not a port number.")
@@ -50,23 +52,23 @@ def find_address(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
 
 
 @functools.cache
-def connect(place: Place, address: tuple[str, int], timeout: float) -> dist.Store:
+def connect(place: Place, address: tuple[str, int], timeout: float) -> Store:
     """Open the store where the ranks first meet; once a process, so that `first` and `init` share it."""
     host, port = address
     url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     try:
-        store, _, _ = next(
-            dist.rendezvous(f"{url}?rank={place.rank}&world_size={place.size}", timeout=timedelta(seconds=timeout))
-        )
+        query = f"rank={place.rank}&world_size={place.size}"
+        store: Store = next(rendezvous(f"{url}?{query}", timeout=timedelta(seconds=timeout)))[0]
     except dist.DistError as error:
+        what = "cannot listen" if place.rank == 0 else f"no answer from rank 0 within {timeout:g} s"
         raise LateRankError(
-            f"rank {place.rank} of {place.size}: no answer from rank 0 at {host}:{port} within {timeout:g} s ({error}). "
-            f"Check that rank 0 was started, and that MASTER_ADDR and MASTER_PORT name its host and a free port there."
+            f"rank {place.rank} of {place.size}: {what} at {host}:{port} ({error}). Check that rank 0 was started, and "
+            f"that MASTER_ADDR and MASTER_PORT name its host and a free port there."
         ) from error
     return store
 
 
-def roll_call(store: dist.Store, place: Place, timeout: float) -> None:
+def roll_call(store: Store, place: Place, timeout: float) -> None:
     """Wait until every rank has come.
 
     Raises:
@@ -79,8 +81,8 @@ def roll_call(store: dist.Store, place: Place, timeout: float) -> None:
     except dist.DistError as error:
         missing = [rank for rank, name in enumerate(names) if not store.check([name])]
         raise LateRankError(
-            f"rank {place.rank} of {place.size}: rank(s) {', '.join(map(str, missing))} did not come within {timeout:g} s. "
-            f"Look for their own errors first; a rank that needs longer to start needs lockstep.init(timeout=...)."
+            f"rank {place.rank} of {place.size}: rank(s) {', '.join(map(str, missing))} did not come within "
+            f"{timeout:g} s. Look for their own errors first; if they need longer, write lockstep.init(timeout=...)."
         ) from error
 
 
@@ -105,7 +107,7 @@ def start(place: Place, device: torch.device, backend: str, timeout: float) -> N
     """
     store = connect(place, find_address(place, os.environ), timeout)
     # A second init in one process must not find the first one's keys.
-    store = dist.PrefixStore(f"lockstep/{next(_starts)}", store)
+    store = PrefixStore(f"lockstep/{next(_starts)}", store)
     roll_call(store, place, timeout)
     refuse_shared_devices(store, place, device)
     dist.init_process_group(
@@ -113,7 +115,7 @@ def start(place: Place, device: torch.device, backend: str, timeout: float) -> N
     )
 
 
-def refuse_shared_devices(store: dist.Store, place: Place, device: torch.device) -> None:
+def refuse_shared_devices(store: Store, place: Place, device: torch.device) -> None:
     """Raise on every rank if two of them were given one GPU, which would hang inside nccl."""
     if device.type != "cuda":
         return

@@ -94,7 +94,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
 
 
 def outside_srun(environ: Mapping[str, str]) -> bool:
-    """Say whether this is Slurm's batch script or an interactive shell: one process, whatever the job's task count is."""
+    """Whether this is Slurm's batch script or an interactive shell: one process, whatever the job's tasks."""
     return not any(name in environ for name in ("SLURM_STEP_ID", "SLURM_STEPID"))
 
 

@@ -21,8 +21,8 @@ _turns = itertools.count()
 def first(timeout: float = 3600.0) -> Iterator[None]:
     """Let one rank per node run the block before the others of its node do.
 
-    Every rank runs the block: what the first one downloaded, the others find. Works before `lockstep.init` too. Every rank
-    must come here equally often.
+    Every rank runs the block: what the first one downloaded, the others find. Works before `lockstep.init` too. Every
+    rank must come here equally often.
 
     Args:
         timeout: Seconds that the others wait.

@@ -9,10 +9,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from lockstep.errors import MismatchError, UsageError
+from lockstep.errors import MismatchError
 from lockstep.world import group, seeds
 from lockstep.world.device import claim_device
-from lockstep.world.place import ALONE, Place, find_place
+from lockstep.world.place import Place, find_place
 from lockstep.world.ranks import Alone, Group, NotStarted, Ranks
 
 DEFAULT_TIMEOUT = 600.0
@@ -69,8 +69,8 @@ class World:
     def part_ways(self) -> None:
         """From here on each rank draws its own random numbers; rank 0 goes on as if it were alone.
 
-        Until then every rank draws the same, so that models, splits of the data and the like come out alike. Called by what
-        begins the training (the first batch of a `lockstep.DataLoader`, the first forward of a replicated model);
+        Until then every rank draws the same, so that models, splits of the data and the like come out alike. Called by
+        what begins the training (the first batch of a `lockstep.DataLoader`, the first forward of a replicated model);
         only the first call does something.
         """
         if not self._parted:
@@ -87,15 +87,17 @@ def init(
 ) -> World:
     """Find out who this process is and connect it with the other ranks.
 
-    Reads torchrun's variables (`lockstep run` sets the same), Slurm's, Open MPI's or PMI's, in that order. Where there are
-    none, this is a world of one, which needs no process group. A process group that the script made itself is adopted.
+    Reads torchrun's variables (`lockstep run` sets the same), Slurm's, Open MPI's or PMI's, in that order. Where there
+    are none, this is a world of one, which needs no process group. A process group that the script made is adopted.
 
     Args:
-        backend: What torch.distributed calls it, such as ``"gloo"``, or ``"auto"``: nccl for CUDA, gloo for CPU tensors.
+        backend: What torch.distributed calls it, such as ``"gloo"``, or ``"auto"``: nccl for CUDA, gloo for CPU
+            tensors.
         device: ``"auto"`` (CUDA if there is any), ``"cpu"``, ``"cuda"``, or one device such as ``"cuda:1"``.
-        seed: Seeds python, numpy and torch alike on all ranks: each builds the same model. From the first batch or the first
-            training forward on, ranks draw different numbers, for dropout and augmentation; rank 0 those that it would draw
-            alone. None leaves a script's own seeds as they are where all ranks have the same; else rank 0's is taken.
+        seed: Seeds python, numpy and torch alike on all ranks: each builds the same model. From the first batch or the
+            first training forward on, ranks draw different numbers, for dropout and augmentation; rank 0 those that it
+            would draw alone. None leaves a script's own seeds as they are where all ranks have the same; else rank 0's
+            is taken.
         timeout: Seconds (or a ``timedelta``) that this rank waits for others, here and in every later collective.
 
     Returns:
@@ -191,8 +193,8 @@ def agree_on_seed(ranks: Ranks, seed: int | None, rank: int) -> int:
     other = next((r for r, row in enumerate(rows) if row != rows[0]), None)
     if other is not None and not all(row[2] for row in rows):
         raise MismatchError(
-            f"rank {rank} of {ranks.size}: lockstep.init(seed={seed}), but rank 0 and rank {other} gave different seeds. Give the "
-            f"same on every rank; ranks part ways by themselves once training begins."
+            f"rank {rank} of {ranks.size}: lockstep.init(seed={seed}), but rank 0 and rank {other} gave different "
+            f"seeds. Give the same on every rank; ranks part ways by themselves once training begins."
         )
     agreed = rows[0][0] << 32 | rows[0][1]
     if seed is not None or other is not None:
@@ -204,6 +206,3 @@ def describe(place: Place, device: torch.device) -> str:
     """One line on what was found."""
     nodes = f" on {place.nodes} nodes" if place.nodes > 1 else ""
     return f"{place.size} ranks{nodes}, {device.type}, {dist.get_backend()}"
-
-
-__all__ = ["ALONE", "UsageError", "World", "current", "init"]
