@@ -28,7 +28,8 @@ def first_host(nodelist: str) -> str:
         prefix, ranges = part.groups()
         host += prefix + (re.split("[-,]", ranges)[0] if ranges else "")
         position = part.end()
-    if not host or "[" in host or "]" in host:
+    whole = position == len(nodelist) or nodelist[position] == ","
+    if not whole or not host or "]" in host:
         raise UsageError(
             f"{nodelist!r} is not a Slurm node list such as 'gpu[01-04]'. Set MASTER_ADDR to rank 0's host."
         )
