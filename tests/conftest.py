@@ -5,6 +5,11 @@ from pathlib import Path
 
 import pytest
 import ranks  # noqa: F401  (says what the server imports, before it starts)
+from hypothesis import settings
+
+# Ranks take as long as the machine is busy, so no deadline. In CI every run draws the same examples.
+settings.register_profile("lockstep", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("lockstep")
 
 
 @pytest.fixture(autouse=True, scope="session")

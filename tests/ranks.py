@@ -1,6 +1,7 @@
 """Run a function on several ranks: real processes, real collectives, a fresh world for every call."""
 
 import multiprocessing
+import pickle
 import tempfile
 import time
 import traceback
@@ -42,7 +43,7 @@ def _collect(ends, processes, timeout):
         for end in ready:
             rank = ends[end]
             try:
-                ok, value = end.recv()
+                ok, value = pickle.loads(end.recv_bytes())
             except EOFError:
                 processes[rank].join()
                 raise AssertionError(f"rank {rank} died with exit code {processes[rank].exitcode}") from None
@@ -60,8 +61,10 @@ def _be_a_rank(end, function, rank, world_size, store, backend, args):
     try:
         if backend is not None:
             dist.init_process_group(backend, store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
-        end.send((True, function(rank, *args)))
+        outcome = (True, function(rank, *args))
         if dist.is_initialized():
             dist.destroy_process_group()
     except BaseException:
-        end.send((False, traceback.format_exc()))
+        outcome = (False, traceback.format_exc())
+    # Plain pickle: multiprocessing's own would hand tensors over by name, and this process is about to end.
+    end.send_bytes(pickle.dumps(outcome))
