@@ -3,10 +3,11 @@
 Every error is also one of Python's own, so that ``except`` clauses written before lockstep go on working::
 
     LockstepError
-    ├── UsageError (ValueError)         the call or the environment is wrong; says what to write instead
-    ├── MismatchError (RuntimeError)    the ranks disagree: other models, other collectives, other lengths
-    ├── LateRankError (TimeoutError)    a rank did not come in time
-    └── LostRankError (RuntimeError)    a rank failed or died while others were waiting for it
+    ├── UsageError (ValueError)           the call or the environment is wrong; says what to write instead
+    ├── MismatchError (RuntimeError)      the ranks disagree: other models, other collectives, other lengths
+    ├── LateRankError (TimeoutError)      a rank did not come in time
+    ├── LostRankError (RuntimeError)      a rank failed or died while others were waiting for it
+    └── NotFiniteError (ArithmeticError)  losses or gradients are not numbers any more
 """
 
 
@@ -28,3 +29,7 @@ class LateRankError(LockstepError, TimeoutError):
 
 class LostRankError(LockstepError, RuntimeError):
     """A rank failed or died while others were waiting for it."""
+
+
+class NotFiniteError(LockstepError, ArithmeticError):
+    """Losses or gradients are not numbers any more; the message says since which step, and on which rank."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from lockstep.errors import MismatchError
 from lockstep.world import group, seeds
 from lockstep.world.device import claim_device
+from lockstep.world.feed import Feed
 from lockstep.world.place import Place, find_place
 from lockstep.world.ranks import Alone, Group, NotStarted, Ranks
 
@@ -31,6 +32,8 @@ class World:
         device: This rank's device.
         seed: What all ranks shuffle by; the same on each.
         ranks: The few operations between ranks that lockstep is built from.
+        feed: Which data loader gives the batches, and who wants to know when its epoch is over.
+        started: Whether `lockstep.init` made it; False where lockstep only looked at what is there.
 
     Example:
         >>> import lockstep
@@ -46,7 +49,9 @@ class World:
         self.device = device
         self.seed = seed
         self.ranks = ranks
+        self.started = False  # by init, and not only looked at
         self._parted = False
+        self.feed = Feed()
 
     def __repr__(self) -> str:
         return f"<World: rank {self.rank} of {self.size}, node {self.node} of {self.nodes}, {self.device}>"
@@ -75,7 +80,7 @@ class World:
         """
         if not self._parted:
             self._parted = True
-            if self.rank:
+            if self.rank and self.started:
                 seeds.plant(seeds.own_seed(self.seed, self.rank))
 
 
@@ -114,7 +119,7 @@ def init(
         <World: rank 0 of 1, node 0 of 1, cpu>
     """
     global _world  # noqa: PLW0603  (the one place that remembers)
-    if _world is not None and _world.size == (dist.get_world_size() if dist.is_initialized() else 1):
+    if _world is not None and _world.started and still(_world):
         if seed is not None:
             _world.seed = agree_on_seed(_world.ranks, seed, _world.rank)
             _world._parted = False
@@ -132,6 +137,7 @@ def init(
     if adopted:
         place = seat(place.rank, hosts(ranks))
     _world = World(place, chosen, agree_on_seed(ranks, seed, place.rank), ranks)
+    _world.started = True
     if place.size > 1 and place.rank == 0:
         sys.stderr.write(f"lockstep: {describe(place, chosen)}\n")
     return _world
@@ -139,15 +145,25 @@ def init(
 
 def current() -> World:
     """The world as it is now: the one that `init` made, or what can be seen without it."""
-    if _world is not None and (_world.size == 1 or dist.is_initialized()):
+    global _world  # noqa: PLW0603
+    if _world is not None and still(_world):
         return _world
     place = find_place(os.environ)
     if dist.is_initialized():
         place = place_in_group(place)
         device = claim_device("auto", place)
-        return World(place, device, 0, Group(device))
-    ranks = Alone() if place.size == 1 else NotStarted(place.size)
-    return World(place, claim_device("auto", place), 0, ranks)
+        _world = World(place, device, 0, Group(device))
+        return _world
+    if place.size > 1:  # not remembered: it is about to change
+        return World(place, claim_device("auto", place), 0, NotStarted(place.size))
+    _world = World(place, claim_device("auto", place), 0, Alone())
+    return _world
+
+
+def still(world: World) -> bool:
+    """Whether torch.distributed is as it was when this world was made."""
+    now = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    return (world.rank, world.size) == now
 
 
 def place_in_group(place: Place) -> Place:

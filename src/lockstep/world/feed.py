@@ -1,0 +1,39 @@
+"""Where the batches come from, for parts that do not know each other: loaders tell, whoever takes steps listens."""
+
+import weakref
+from collections.abc import Callable
+
+
+class Feed:
+    """The data loader that gave the last batch, and who wants to know when its epoch is over.
+
+    Example:
+        >>> class Steps:
+        ...     def end_of(self, loader):
+        ...         print("the end of", loader)
+        >>> steps, feed = Steps(), Feed()
+        >>> feed.call_at_end(steps.end_of)
+        >>> feed.gives("train")
+        >>> feed.ended("train")
+        the end of train
+    """
+
+    def __init__(self) -> None:
+        self.loader: object | None = None
+        self._listeners: list[weakref.WeakMethod[Callable[[object], None]]] = []
+
+    def gives(self, loader: object) -> None:
+        """A loader is about to give a batch."""
+        self.loader = loader
+
+    def ended(self, loader: object) -> None:
+        """A loader's epoch is over."""
+        for listener in self._listeners:
+            call = listener()
+            if call is not None:
+                call(loader)
+
+    def call_at_end(self, method: Callable[[object], None]) -> None:
+        """Call a method with every loader whose epoch is over, as long as the method's object lives."""
+        alive = [listener for listener in self._listeners if listener() is not None]
+        self._listeners = [*alive, weakref.WeakMethod(method)]
