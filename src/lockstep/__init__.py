@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from lockstep.errors import LostRankError as LostRankError
     from lockstep.errors import MismatchError as MismatchError
     from lockstep.errors import UsageError as UsageError
+    from lockstep.parallel.attach import no_sync as no_sync
+    from lockstep.parallel.attach import replicate as replicate
+    from lockstep.parallel.attach import sync_gradients as sync_gradients
+    from lockstep.parallel.attach import unwrap as unwrap
     from lockstep.world import World as World
     from lockstep.world import first as first
     from lockstep.world import init as init
@@ -27,7 +31,11 @@ else:
         "gather": "lockstep.collectives",
         "init": "lockstep.world",
         "mean": "lockstep.collectives",
+        "no_sync": "lockstep.parallel.attach",
+        "replicate": "lockstep.parallel.attach",
+        "sync_gradients": "lockstep.parallel.attach",
         "total": "lockstep.collectives",
+        "unwrap": "lockstep.parallel.attach",
     }
 
     def __getattr__(name):
@@ -53,5 +61,9 @@ __all__ = [
     "gather",
     "init",
     "mean",
+    "no_sync",
+    "replicate",
+    "sync_gradients",
     "total",
+    "unwrap",
 ]

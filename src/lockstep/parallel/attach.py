@@ -1,0 +1,202 @@
+"""`replicate` and what goes with it: the reducer on a model, in place."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from lockstep.errors import UsageError
+from lockstep.parallel.peers import Peers
+from lockstep.parallel.reducer import Reducer
+from lockstep.parallel.same_model import compare_structure, describe, equalise
+from lockstep.parallel.stepping import follow_optimizers
+from lockstep.parallel.transport import Summed
+from lockstep.world import World, current
+
+M = TypeVar("M", bound=nn.Module)
+
+_reducers: "weakref.WeakKeyDictionary[nn.Module, Reducer]" = weakref.WeakKeyDictionary()
+
+
+def replicate(
+    model: M,
+    *,
+    sync_batchnorm: bool = True,
+    communicate: str | None = None,
+    first_bucket_mb: float = 1.0,
+    bucket_mb: float = 25.0,
+) -> M:
+    """Make a model train as one on all ranks: same values everywhere, gradients averaged at the end of every backward.
+
+    Works in place: the model goes to this rank's device and keeps its class, its attributes and its ``state_dict`` keys. Its
+    parameters are watched, not its ``forward``, so that it does not matter how a gradient comes about. In a world of one nothing
+    is attached.
+
+    Args:
+        model: The model, built alike on every rank. Where values differ, rank 0's win.
+        sync_batchnorm: Normalise over the whole global batch where the model has batch norm.
+        communicate: ``"bf16"`` or ``"fp16"``: send gradients in half as many bytes.
+        first_bucket_mb: MiB of gradients after which the first bucket of a backward leaves.
+        bucket_mb: The same for all others.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        MismatchError: Ranks have different models; names the first parameter that differs and the ranks.
+        UsageError: A parameter lies on another device than this rank's, or has no values yet, or the model, or a part of it, is
+            replicated already.
+
+    Example:
+        >>> import lockstep, torch
+        >>> model = lockstep.replicate(torch.nn.Linear(2, 1))
+        >>> type(model).__name__, list(model.state_dict())
+        ('Linear', ['weight', 'bias'])
+    """
+    world = current()
+    refuse_unfit(model, world)
+    model.to(world.device)
+    if world.size == 1:
+        return model
+    world.ranks.barrier()
+    peers = Peers()
+    attach(model, peers, Summed(peers, communicate), world.device, first_bucket_mb=first_bucket_mb, bucket_mb=bucket_mb)
+    model.register_forward_pre_hook(_before_first_forward)
+    return model
+
+
+def attach(model: nn.Module, peers: Peers, transport: Any, device: torch.device, **caps: float) -> Reducer:
+    """Make all ranks' models equal, and put a reducer on this one's."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    compare_structure(describe(named), peers, device)
+    equalise([tensor for _, tensor in named], peers, device)
+    reducer = _reducers[model] = Reducer(model, peers, transport, device, **caps)
+    follow_optimizers(_reducers)
+    return reducer
+
+
+def refuse_unfit(model: nn.Module, world: World) -> None:
+    """Raise if a model cannot be replicated on this rank."""
+    for name, param in model.named_parameters():
+        where = f"rank {world.rank} of {world.size}: parameter {name!r}"
+        if isinstance(param, nn.parameter.UninitializedParameter) or param.is_meta:
+            raise UsageError(
+                f"{where} has no values yet. Run one forward, or model.to_empty(device=...), before replicate()."
+            )
+        if param.device.type == "cuda" and param.device != world.device:
+            raise UsageError(
+                f"{where} lies on {param.device}, but this rank's device is {world.device}. Leave the model on the CPU, or move it "
+                f"with model.to(world.device); replicate() does it too."
+            )
+        if any(reducer.members.owns(param) for reducer in _reducers.values()):
+            raise UsageError(f"{where} belongs to a model that is replicated already. Replicate the whole model, once.")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Give the plain module.
+
+    Args:
+        model: A replicated model (which is plain already), a `DistributedDataParallel` or ``DataParallel`` of lockstep or torch, a
+            compiled module, or any of them within each other.
+
+    Example:
+        >>> import lockstep, torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> lockstep.unwrap(torch.nn.DataParallel(model)) is model
+        True
+    """
+    while (inner := _inside(model)) is not None:
+        model = inner
+    return model
+
+
+def _inside(model: nn.Module) -> nn.Module | None:
+    compiled = model.__dict__.get("_modules", {}).get("_orig_mod")
+    if isinstance(compiled, nn.Module):
+        return compiled
+    if type(model).__name__ in _WRAPPERS and isinstance(getattr(model, "module", None), nn.Module):
+        return model.module  # type: ignore[return-value]
+    return None
+
+
+_WRAPPERS = ("DistributedDataParallel", "DataParallel")
+
+
+def reducer_of(model: nn.Module) -> Reducer | None:
+    """The reducer of a model, replicated or wrapped; None if it has none."""
+    return _reducers.get(unwrap(model))
+
+
+def sync_gradients(model: nn.Module) -> None:
+    """Average the gradients that have not been averaged yet, without another forward or backward.
+
+    After micro-batches under `no_sync`, and on a rank that had nothing to do in a step: it takes part with zeros. Every rank of the
+    world comes here or to a backward. Does nothing where this step's gradients are averaged already, and in a world of one. An
+    optimizer's step does the same by itself.
+
+    Raises:
+        UsageError: The model is not replicated; or called within backward.
+        MismatchError: Ranks are in different steps.
+        LostRankError: A rank left.
+
+    Example:
+        >>> import lockstep, torch
+        >>> model = lockstep.replicate(torch.nn.Linear(2, 1))
+        >>> with lockstep.no_sync(model):
+        ...     model(torch.ones(1, 2)).sum().backward()
+        >>> lockstep.sync_gradients(model)
+    """
+    reducer = _needed(model, "sync_gradients")
+    if reducer is not None:
+        reducer.sync()
+
+
+@contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Let gradients of backwards that begin within the block stay on this rank, to be averaged with those of the next one outside.
+
+    It does not matter where the forward was.
+
+    Raises:
+        UsageError: The model is not replicated.
+
+    Example:
+        >>> import lockstep, torch
+        >>> model = lockstep.replicate(torch.nn.Linear(2, 1))
+        >>> loss = model(torch.ones(1, 2)).sum()
+        >>> with lockstep.no_sync(model):
+        ...     loss.backward()
+    """
+    reducer = _needed(model, "no_sync")
+    if reducer is None:
+        yield
+        return
+    before, reducer.syncing = reducer.syncing, False
+    try:
+        yield
+    finally:
+        reducer.syncing = before
+
+
+def _needed(model: nn.Module, call: str) -> Reducer | None:
+    reducer = reducer_of(model)
+    world = current()
+    if reducer is None and world.size > 1:
+        raise UsageError(
+            f"rank {world.rank} of {world.size}: lockstep.{call}(model) needs a model that was given to lockstep.replicate or "
+            f"lockstep.DistributedDataParallel before."
+        )
+    return reducer
+
+
+def _before_first_forward(module: nn.Module, _: Any) -> None:
+    """Training begins: from here on ranks draw their own random numbers. Takes itself away."""
+    if module.training:
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if hook is _before_first_forward:
+                del module._forward_pre_hooks[key]
+        if module in _reducers:
+            current().part_ways()

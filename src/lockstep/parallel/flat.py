@@ -1,0 +1,209 @@
+"""A bucket: gradients of one dtype and device, one behind the other in one flat tensor, of which each is a view."""
+
+import sys
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.parallel.buckets import small_first
+from lockstep.parallel.engine import storage_uses
+from lockstep.parallel.slots import Slot, real_size
+
+# From this size on a gradient is copied as soon as it is there, while it is in the cache and so that its memory is free again; smaller
+# ones are copied together when the bucket is full, which costs a sixth of the time of one call each.
+LARGE = 64 * 1024
+
+
+class Bucket:
+    """Gradients that travel together.
+
+    Behind the gradients lies one flag for each, 1 where this rank has one; their sum says on how many ranks there is one. `extra`
+    more words at the very end are whatever the reducer writes there.
+
+    Attributes:
+        flat: Everything that travels.
+        body: The gradients.
+        extra: The words at the end.
+        slots: The parameters.
+        waiting: How many gradients are still to come.
+        sent: Whether it is under way or through.
+    """
+
+    def __init__(self, number: int, slots: list[Slot], kind: tuple[torch.dtype, torch.device], extra: int) -> None:
+        order, small = small_first([slot.param.numel() * slot.param.element_size() for slot in slots], LARGE)
+        self.number = number
+        self.slots = [slots[i] for i in order]
+        self.params = [slot.param for slot in self.slots]
+        self.dtypes = [param.dtype for param in self.params]
+        self._small = small
+        self._shape = (sum(real_size(param) for param in self.params), len(slots), extra)
+        self._kind = kind
+        for place, slot in enumerate(self.slots):
+            slot.bucket, slot.place, slot.large = self, place, place >= small
+        self.work: Any = None
+        self.wire: Tensor | None = None
+        self.allocate()
+        self.restart()
+
+    def allocate(self) -> None:
+        """Lie in new memory."""
+        size, flags, extra = self._shape
+        self.flat = torch.zeros(size + flags + extra, dtype=self._kind[0], device=self._kind[1])
+        self.body, self.tail = self.flat[:size], self.flat[size:]
+        self.flags, self.extra = self.tail[:flags], self.tail[flags:]
+        # Two views of each gradient: one that nobody else gets, and one to be `.grad`, which a script may point elsewhere.
+        self.views = views_of(self.body, self.params)
+        self._small_views = self.views[: self._small]
+        self._small_body = self.body[: sum(real_size(param) for param in self.params[: self._small])]
+        self.grads = [view.detach() for view in self.views]
+        self._pointers = [view.data_ptr() for view in self.views]
+        self._uses = storage_uses(self.flat)
+
+    def restart(self) -> None:
+        """Wait for every gradient again."""
+        self.waiting, self.sent, self.complete, self._ready, self.work = len(self.slots), False, False, False, None
+        for slot in self.slots:
+            slot.fired, slot.taken = 0, False
+
+    # -- filling ----------------------------------------------------------------------------------------------------------------
+
+    def take(self, slot: Slot, scale: float) -> None:
+        """Copy one gradient in, times ``scale``, and let its memory go."""
+        self._prepare()
+        grad, view = slot.param.grad, self.views[slot.place]
+        assert grad is not None
+        if scale == 1 or grad.layout is not torch.strided:
+            copy_all([view], [grad])
+            view.mul_(scale)
+        else:
+            torch.mul(grad.detach(), scale, out=view)
+        slot.param.grad, slot.taken = None, True
+
+    def fill(self, scale: float) -> None:
+        """Copy in what is not there yet, times ``scale``; flag what is missing.
+
+        From here until they come back parameters have no `.grad`, so that one that grows again while the bucket is under way
+        does so in memory of its own.
+        """
+        self._prepare()
+        self.flags.fill_(1)
+        small = self.params[: self._small]
+        grads = [param.grad for param in small]
+        missing = [place for place, grad in enumerate(grads) if grad is None]
+        views = self._small_views
+        if missing:
+            torch._foreach_zero_([views[place] for place in missing])
+            views = [view for view, grad in zip(views, grads, strict=True) if grad is not None]
+        if views:
+            copy_all(views, [grad for grad in grads if grad is not None] if missing else grads)
+            if scale != 1:
+                self._small_body.mul_(scale)
+        for param in small:
+            param.grad = None
+        for slot in self.slots[self._small :]:
+            if not slot.taken and slot.param.grad is not None:
+                self.take(slot, scale)
+            if not slot.taken:
+                missing.append(slot.place)
+                self.views[slot.place].zero_()
+        if missing:
+            self.flags[missing] = 0
+        self.complete = not missing
+
+    def fill_nothing(self) -> None:
+        """Take part without gradients."""
+        self.flat.zero_()
+
+    def keep(self, slot: Slot) -> None:
+        """Move a gradient in without sending it, so that there is one copy of it while more is added."""
+        param, place = slot.param, slot.place
+        grad = param.grad
+        if grad is None or grad is self.grads[place] or grad.requires_grad:
+            return
+        if sys.getrefcount(self.grads[place]) > _HELD or storage_uses(self.flat) != self._uses:
+            self.allocate()
+        copy_all([self.views[place]], [grad])
+        param.grad = self.grads[place]
+
+    def _prepare(self) -> None:
+        """Before the first gradient of a round: leave the memory to a script that has kept an old gradient."""
+        if self._ready:
+            return
+        self._ready = True
+        kept = storage_uses(self.flat) != self._uses
+        if not kept:
+            current = [param.grad for param in self.params]
+            held = map(sys.getrefcount, self.grads)
+            if not any(map(is_, current, self.grads)):
+                kept = sum(held) != _HELD_IN_MAP * len(current)
+        if kept:
+            self.allocate()
+
+    # -- giving back ------------------------------------------------------------------------------------------------------------
+
+    def hand_back(self) -> None:
+        """Make every gradient that some rank has a view of this bucket; what none has stays None."""
+        if [grad.data_ptr() for grad in self.grads] != self._pointers:
+            self.grads = [view.detach() for view in self.views]
+        if self.complete:
+            for param, grad in zip(self.params, self.grads, strict=True):
+                param.grad = grad
+            return
+        for param, grad, there in zip(self.params, self.grads, self.flags.tolist(), strict=True):
+            param.grad = grad if there else None
+
+    def tie_graphs(self) -> None:
+        """After a backward that made a graph: each average keeps the graph of this rank's own part.
+
+        The average's value and the local gradient's derivative: a penalty on it, averaged over ranks in its turn, then has the
+        derivative of the same penalty on the whole batch.
+        """
+        for slot in self.slots:
+            if slot.graph is not None:
+                own, slot.graph = slot.graph, None
+                with torch.enable_grad():
+                    slot.param.grad = own + (self.views[slot.place] - own).detach()
+
+
+def copy_all(views: list[Tensor], grads: list[Tensor]) -> None:
+    """Copy each gradient into its view; sparse ones where dense ones were expected too."""
+    try:
+        torch._foreach_copy_(views, grads)
+    except RuntimeError:
+        if all(grad.layout is torch.strided for grad in grads):
+            raise
+        torch._foreach_copy_(views, [grad.to_dense() for grad in grads])
+
+
+def views_of(body: Tensor, params: list[nn.Parameter]) -> list[Tensor]:
+    """One view of ``body`` for each parameter, with its shape, dtype and, where it has no gaps, its strides."""
+    views, at = [], 0
+    for param in params:
+        piece = body[at : at + real_size(param)]
+        at += real_size(param)
+        if param.is_complex():
+            piece = torch.view_as_complex(piece.view(-1, 2))
+        views.append(piece.as_strided(param.shape, param.stride()) if dense(param) else piece.view(param.shape))
+    return views
+
+
+def dense(tensor: Tensor) -> bool:
+    """Whether a tensor's elements fill their memory without gaps or overlaps, in whatever order of dimensions.
+
+    Example:
+        >>> dense(torch.zeros(2, 3).t()), dense(torch.zeros(1).expand(3)), dense(torch.zeros(4)[::2])
+        (True, False, False)
+    """
+    expected = 1
+    for stride, size in sorted((st, si) for st, si in zip(tensor.stride(), tensor.shape, strict=True) if si != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+# What getrefcount gives for a tensor that only its list holds, called on an element and from within map.
+_ONE = [torch.empty(0)]
+_HELD, (_HELD_IN_MAP,) = sys.getrefcount(_ONE[0]), map(sys.getrefcount, _ONE)

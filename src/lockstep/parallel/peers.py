@@ -1,0 +1,71 @@
+"""The ranks that share gradients, on a channel of their own."""
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.errors import LostRankError
+
+
+class Peers:
+    """A process group that nobody else uses.
+
+    Buckets leave while backward goes on, so their place among other collectives (synchronised batch norm's, another model's) may
+    differ from rank to rank; on one group they would be taken for each other.
+
+    Attributes:
+        rank: This process's number in the whole world, for messages.
+        ranks: The numbers of all ranks that share.
+        size: How many there are.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        wide = group is None or group == dist.group.WORLD
+        self.rank = dist.get_rank()
+        self.ranks: list[int] = dist.get_process_group_ranks(group)
+        self.size = len(self.ranks)
+        self.backend = dist.get_backend(group)
+        self.group: Any = dist.new_group(
+            None if wide else self.ranks, timeout=timeout_of(group), use_local_synchronization=not wide
+        )
+
+    def sum_soon(self, x: Tensor) -> Any:
+        """Start to sum ``x`` over ranks in place; gives torch's work."""
+        return self.group.allreduce([x])
+
+    def wait(self, work: Any) -> None:
+        """Wait for what `sum_soon` began.
+
+        Raises:
+            LostRankError: A rank left, or did not come within the process group's timeout.
+        """
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise LostRankError(
+                f"rank {self.rank} of {dist.get_world_size()}: gradients could not be averaged over ranks {self.ranks} ({error}). A "
+                f"rank has left or is late: look for its own error first."
+            ) from error
+
+    def line_up(self, x: Tensor) -> Tensor:
+        """Give every rank's ``x`` (same shape and dtype on each), by rank, as ``(size, *x.shape)``."""
+        mine = x.detach().contiguous()
+        rows = [torch.empty_like(mine) for _ in range(self.size)]
+        self.wait(self.group.allgather([rows], [mine]))
+        return torch.stack(rows)
+
+    def broadcast(self, x: Tensor) -> None:
+        """Overwrite ``x`` with the first rank's."""
+        self.wait(self.group.broadcast([x], dist.BroadcastOptions()))
+
+
+def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+    """How long a group's collectives wait; None, torch's default, where it does not tell. Private in torch 2.9 to 2.13."""
+    whole: Any = group or dist.group.WORLD
+    options = getattr(
+        whole._get_backend(torch.device("cpu" if dist.get_backend(group) != "nccl" else "cuda")), "options", None
+    )
+    return getattr(options, "_timeout", None)

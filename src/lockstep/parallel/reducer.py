@@ -1,0 +1,333 @@
+"""The reducer: averages gradients over ranks while backward goes on, whatever way they came.
+
+A *round* is one exchange of all buckets. It opens with the first gradient of a backward; buckets leave in the agreed order as they become
+full; it closes at the end of that backward, where what is still missing counts as nothing. Whatever else has to be done (the
+model has changed, a gradient grew once more after its bucket had left) is agreed on by the words behind the last bucket, so that
+no rank waits for something the others do not know of.
+
+What is averaged is whatever stands in `.grad`. Parts of it that were averaged before are equal on all ranks, and so stay what they are:
+it does not matter how many backwards, with communication or without, made a gradient.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import LostRankError, MismatchError, UsageError
+from lockstep.parallel.buckets import MEBIBYTE, Piece, complete_order, fill_buckets
+from lockstep.parallel.control import WORDS, Control, in_step, say, understand
+from lockstep.parallel.engine import NO_BACKWARD, at_the_end_of_backward, current_backward, enclosing_node
+from lockstep.parallel.flat import Bucket
+from lockstep.parallel.members import Members
+from lockstep.parallel.peers import Peers
+from lockstep.parallel.same_model import compare_structure, describe
+from lockstep.parallel.slots import Slot, real_dtype
+from lockstep.parallel.sparse import average_sparse
+from lockstep.parallel.transport import Transport
+
+_NEVER = NO_BACKWARD - 1  # the number of no backward
+
+
+class Reducer:
+    """Averages one model's gradients over ranks.
+
+    Args:
+        module: The model, equal on all ranks already.
+        peers: The ranks.
+        transport: How buckets travel.
+        device: Where the model lies.
+        first_bucket_mb: MiB in the first bucket.
+        bucket_mb: MiB in every other one.
+
+    Attributes:
+        syncing: Whether a backward that begins now sends its gradients.
+        inactive: Whether this rank has no more data and only keeps the others company.
+        steps: How many optimizer steps this rank has taken.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        peers: Peers,
+        transport: Transport,
+        device: torch.device,
+        *,
+        first_bucket_mb: float = 1.0,
+        bucket_mb: float = 25.0,
+    ) -> None:
+        self.peers, self.transport = peers, transport
+        self.syncing, self.inactive, self.steps = True, False, 0
+        self._device = device
+        self._caps = int(first_bucket_mb * MEBIBYTE), int(bucket_mb * MEBIBYTE)
+        self._unsent = False
+        self._stepped: set[int] | None = None  # optimizers that stepped since the last round; None before the first one
+        self._handed: Slot | None = None  # one that had a gradient in the last round
+        self._tasks: set[int] = set()  # the backward that is running, and those nested in it
+        self._fast = _NEVER  # the backward whose gradients take the short way
+        self._open = self._local = self._holding = self._failed = False
+        self._late: list[Slot] = []
+        self.members = Members(module, self._arrived)
+        self._lay_out(self.members.scan())
+
+    # -- the layout -------------------------------------------------------------------------------------------------------------
+
+    def _lay_out(self, slots: list[Slot]) -> None:
+        """Divide the gradients of ``slots`` into buckets, in reverse registration order; the next round shows the real one."""
+        self._sparse = [slot for slot in slots if slot.sparse]
+        self._dense = [slot for slot in slots if not slot.sparse]
+        for number, slot in enumerate(self._dense):
+            slot.number, slot.expected = number, 1
+        for slot in self._sparse:
+            slot.bucket = None
+        self._dtypes = [slot.param.dtype for slot in self._dense]
+        self._order = list(reversed(range(len(self._dense))))
+        self._seen: list[int] | None = []
+        self._groups = self._divide()
+        self._make_buckets()
+
+    def _divide(self) -> list[list[int]]:
+        pieces = [Piece(slot.param.nbytes, (real_dtype(slot.param), slot.param.device)) for slot in self._dense]
+        return fill_buckets(pieces, self._order, *self._caps) or [[]]
+
+    def _make_buckets(self) -> None:
+        last = len(self._groups) - 1
+        self._buckets = []
+        for number, group in enumerate(self._groups):
+            members = [self._dense[i] for i in group]
+            kind = (real_dtype(members[0].param), members[0].param.device) if members else (torch.float32, self._device)
+            self._buckets.append(Bucket(number, members, kind, WORDS if number == last else 0))
+        self._next = 0
+
+    # -- gradients arrive -------------------------------------------------------------------------------------------------------
+
+    def _arrived(self, slot: Slot, _: Tensor) -> None:
+        """A parameter's gradient has grown; called by autograd."""
+        if current_backward() == self._fast:
+            self._note(slot)
+            return
+        graph = torch.is_grad_enabled()
+        with torch.no_grad():
+            task = current_backward()
+            if task not in self._tasks:
+                self._enter(task)
+            if self._local:
+                self._keep(slot)
+                return
+            if self._seen is not None and slot.bucket is not None and not slot.fired:
+                self._seen.append(slot.number)
+            if graph and slot.param.grad is not None and slot.param.grad.requires_grad:
+                slot.graph = slot.param.grad
+            self._note(slot)
+        if self._seen is None and not graph and not self._holding:
+            self._fast = task
+
+    def _note(self, slot: Slot) -> None:
+        slot.fired += 1
+        bucket = slot.bucket
+        if bucket is None:
+            # Unfrozen or added since the layout was made: this round learns of it at its end.
+            self.members.changed = self.members.changed or not slot.sparse
+        elif slot.fired > slot.expected:
+            self._late.append(slot)
+        elif slot.fired == slot.expected and not self._holding:
+            if slot.large:
+                bucket.take(slot, self.transport.scale)
+            bucket.waiting -= 1
+            if not bucket.waiting:
+                self._send_full()
+
+    def _keep(self, slot: Slot) -> None:
+        """A gradient that is not to be sent now."""
+        self._unsent = True
+        if slot.bucket is not None and slot.param.dtype == self._dtypes[slot.number]:
+            slot.bucket.keep(slot)
+
+    def _enter(self, task: int) -> None:
+        """The first gradient of a backward, or of one nested in it."""
+        nested = enclosing_node() is not None
+        if self._open and (nested or task < max(self._tasks)):
+            self._tasks.add(task)
+            return
+        if self._open:
+            self._abandon()
+        self._tasks = {task}
+        self._local = not self.syncing
+        if not self._local:
+            self._begin()
+            at_the_end_of_backward(self._finish)
+
+    # -- a round ----------------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._open, self._local = True, False
+        # A model that was cast has gradients that do not fit into these buckets: they stay where they are until there are others.
+        self._holding = [slot.param.dtype for slot in self._dense] != self._dtypes
+        self.members.changed = self.members.changed or self._holding
+
+    def _send_full(self) -> None:
+        """Send what is full, in the agreed order, but for the last bucket: the words behind it are known at the end only."""
+        while self._next < len(self._buckets) - 1 and not self._buckets[self._next].waiting:
+            bucket = self._buckets[self._next]
+            self._next += 1
+            bucket.fill(self.transport.scale)
+            self.transport.send(bucket)
+
+    def _finish(self) -> None:
+        """Complete the round; what it raises comes out of ``backward()``."""
+        try:
+            with torch.no_grad():
+                heard = self._exchange()
+                self._learn()
+                while heard.changed or heard.late:
+                    if heard.changed:
+                        self._rearrange()
+                    self._restart()
+                    heard = self._exchange()
+        finally:
+            self._close()
+
+    def _exchange(self) -> Control:
+        """Send what has not left yet, wait for everything and give it back."""
+        silent = self._holding or self._failed or self.inactive
+        self._send_rest(silent)
+        for bucket in self._buckets:
+            self.transport.receive(bucket)
+        heard = understand(self._buckets[-1].extra.tolist())
+        self._refuse(heard)
+        extras = [(slot, slot.param.grad) for slot in self._late if slot.param.grad is not None]
+        if not silent:
+            for bucket in self._buckets:
+                if heard.inactive:
+                    bucket.body.mul_(self.peers.size / max(1.0, self.peers.size - heard.inactive))
+                bucket.hand_back()
+                bucket.tie_graphs()
+        for slot, extra in extras:
+            assert slot.param.grad is not None
+            slot.param.grad.add_(extra)
+        average_sparse(self._sparse, self.peers)
+        return heard
+
+    def _send_rest(self, silent: bool) -> None:
+        waiting = [slot for bucket in self._buckets if bucket.waiting for slot in bucket.slots if not slot.fired]
+        words = say(
+            changed=self.members.changed or self.members.stale(waiting),
+            late=bool(self._late),
+            failed=self._failed,
+            inactive=self.inactive,
+            steps=self.steps,
+        ).words()
+        for bucket in self._buckets[self._next :]:
+            if silent:
+                bucket.fill_nothing()
+            else:
+                bucket.fill(self.transport.scale)
+            if bucket is self._buckets[-1]:
+                bucket.extra.copy_(torch.tensor(words, dtype=bucket.extra.dtype))
+            self.transport.send(bucket)
+        self._next = len(self._buckets)
+
+    def _refuse(self, heard: Control) -> None:
+        """Raise, on every rank, if the ranks are not in the same step."""
+        if not in_step(heard):
+            steps = self.peers.line_up(torch.tensor(self.steps, device=self._device)).tolist()
+            listed = ", ".join(f"rank {rank}: {count}" for rank, count in zip(self.peers.ranks, steps, strict=True))
+            raise MismatchError(
+                f"rank {self.peers.rank}: this backward met another step's on other ranks; optimizer steps taken so far: {listed}. "
+                f"Every rank must take the same steps: where one has no data, or skips a batch, let it call "
+                f"lockstep.sync_gradients(model) and the optimizer all the same."
+            )
+        if 0 < heard.failed < self.peers.size:
+            raise LostRankError(
+                f"rank {self.peers.rank}: a backward raised on {heard.failed:g} of ranks {self.peers.ranks}, so this step's gradients are "
+                f"not complete on any. Look for that rank's own error; if it was caught, skip the step on every rank."
+            )
+
+    def _learn(self) -> None:
+        """Expect of the next round what happened in this one; once, agree on the order in which gradients really came."""
+        for bucket in self._buckets:
+            if bucket.waiting:
+                for slot in bucket.slots:
+                    slot.expected = max(1, slot.fired)
+        for slot in self._late:
+            slot.expected = slot.fired
+        if self._seen is None:
+            return
+        seen = torch.tensor([len(self._seen), *complete_order(self._seen, self._order)], device=self._device)
+        self.peers.broadcast(seen)
+        count, *order = seen.tolist()
+        if count:
+            self._order, self._seen = order, None
+
+    def _rearrange(self) -> None:
+        """The model has changed on some rank: all look again, and must have come to the same."""
+        slots = self.members.scan()
+        compare_structure(describe((slot.name, slot.param) for slot in slots), self.peers, self._device)
+        self._lay_out(slots)
+
+    def _restart(self) -> None:
+        groups = self._groups if self._seen is not None else self._divide()
+        if groups != self._groups:
+            self._groups = groups
+            self._make_buckets()
+        for bucket in self._buckets:
+            bucket.restart()
+        self._next, self._late, self._holding, self._failed = 0, [], False, False
+
+    def _close(self) -> None:
+        self._restart()
+        self._open, self._unsent, self._fast = False, False, _NEVER
+        self._tasks, self._stepped = set(), set()
+        self._handed = next((slot for slot in self._dense if slot.param.grad is not None), None)
+
+    def _abandon(self) -> None:
+        """Complete the round of a backward that raised: the other ranks may be waiting for it. Its gradients are dropped."""
+        self._failed = True
+        try:
+            self._exchange()
+        finally:
+            self._close()
+
+    # -- from outside backward --------------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Average what has not been averaged yet; a rank without gradients takes part with nothing.
+
+        Every rank must come here, or to a backward, equally often. Does nothing where this step's round has been.
+
+        Raises:
+            UsageError: Called within backward, or after one that raised.
+            MismatchError: The ranks are in different steps, or have different models now.
+            LostRankError: A rank left.
+        """
+        if self._open:
+            self._refuse_open_round()
+        if self._unsent or self._stepped is None or self._stepped or self._emptied():
+            self._begin()
+            self._finish()
+
+    def before_step(self, optimizer: object, has_closure: bool) -> None:
+        """An optimizer is about to use the gradients: average them, if they are not."""
+        if self._open:
+            self._refuse_open_round()
+        fresh = not has_closure and (self._stepped is None or id(optimizer) in self._stepped)
+        if self._unsent or fresh:
+            self._begin()
+            self._finish()
+        if self._stepped is not None:
+            self._stepped.add(id(optimizer))
+        self.steps += 1
+
+    def _emptied(self) -> bool:
+        """Whether the gradients of the last round are gone: a new step has begun."""
+        return self._handed is not None and self._handed.param.grad is None
+
+    def _refuse_open_round(self) -> None:
+        if current_backward() != NO_BACKWARD:
+            raise UsageError(
+                f"rank {self.peers.rank}: gradients are being averaged, and complete only when backward() is through. Step the "
+                f"optimizer, or call lockstep.sync_gradients, after it."
+            )
+        self._abandon()
+        raise UsageError(
+            f"rank {self.peers.rank}: the last backward of this model raised before it was through, so its gradients are not complete. "
+            f"Call optimizer.zero_grad() and another backward before the next step, on every rank."
+        )

@@ -1,0 +1,103 @@
+"""Do all ranks have the same model? Which parameter differs, and on which ranks?"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import MismatchError
+from lockstep.parallel.peers import Peers
+
+_CHUNK = 2**20
+_PRIME = 1_000_003
+
+
+def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """One line for each tensor: all that has to be the same on every rank, but for the values.
+
+    Example:
+        >>> describe(nn.Linear(2, 1).named_parameters())
+        ['weight (1, 2) float32', 'bias (1,) float32']
+    """
+    return [_line(name, tensor) for name, tensor in named]
+
+
+def _line(name: str, tensor: Tensor) -> str:
+    notes = [] if tensor.is_contiguous() else [f"strides {tensor.stride()}"]
+    if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+        notes.append("frozen")
+    return " ".join([name, str(tuple(tensor.shape)), str(tensor.dtype).removeprefix("torch."), *notes])
+
+
+def first_difference(lines: Sequence[Sequence[str]]) -> tuple[int, list[int]] | None:
+    """Where the ranks' descriptions part.
+
+    Args:
+        lines: Each rank's description.
+
+    Returns:
+        The first line that differs from rank 0's on some rank, and those ranks' positions; None if nothing differs.
+
+    Example:
+        >>> first_difference([["a", "b"], ["a", "b"], ["a", "c"], ["a"]])
+        (1, [2, 3])
+    """
+    for number in range(max(map(len, lines))):
+        here = [line[number] if number < len(line) else "nothing" for line in lines]
+        differing = [position for position, line in enumerate(here) if line != here[0]]
+        if differing:
+            return number, differing
+    return None
+
+
+def compare_structure(lines: list[str], peers: Peers, device: torch.device) -> None:
+    """Raise on every rank if descriptions differ.
+
+    Raises:
+        MismatchError: Names the first parameter that differs, and the ranks.
+    """
+    text = torch.tensor(list("\n".join(lines).encode()), dtype=torch.uint8, device=device)
+    if text.numel() == 0:
+        text = torch.zeros(1, dtype=torch.uint8, device=device)
+    sums = peers.line_up(torch.stack((torch.tensor(text.numel(), device=device), fingerprint(text)))).tolist()
+    if all(row == sums[0] for row in sums):
+        return
+    padded = torch.zeros(max(row[0] for row in sums), dtype=torch.uint8, device=device)
+    padded[: text.numel()] = text
+    everyone = [bytes(row.tolist()).rstrip(b"\0").decode().split("\n") for row in peers.line_up(padded)]
+    found = first_difference(everyone)
+    assert found is not None
+    number, differing = found
+    there = everyone[differing[0]]
+    first, other = (found[number] if number < len(found) else "nothing" for found in (everyone[0], there))
+    raise MismatchError(
+        f"rank {peers.rank}: the ranks have different models. Entry {number} is {first!r} on rank {peers.ranks[0]}, but {other!r} on "
+        f"rank {peers.ranks[differing[0]]} (different from rank {peers.ranks[0]}'s: rank(s) "
+        f"{', '.join(str(peers.ranks[position]) for position in differing)}). Every rank must build the same model, from the "
+        f"same arguments and in the same order, and change it in the same way."
+    )
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """A number that depends on every bit of a tensor and on where it stands, ``()`` int64 on the tensor's device."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    whole = flat.view(torch.uint8)
+    words = whole.view(torch.int32) if whole.numel() % 4 == 0 and whole.storage_offset() % 4 == 0 else whole
+    weights = torch.arange(1, 2 * min(_CHUNK, words.numel()) + 1, 2, device=tensor.device) * _PRIME
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for piece in words.split(_CHUNK):
+        total = total * _PRIME + (piece.long() * weights[: piece.numel()]).sum()
+    return total
+
+
+def equalise(tensors: Sequence[Tensor], peers: Peers, device: torch.device) -> None:
+    """Give every rank the first rank's values; nothing but a checksum travels where they are equal already."""
+    if not tensors:
+        return
+    sums = peers.line_up(torch.stack([fingerprint(tensor).to(device) for tensor in tensors]))
+    differing = (sums != sums[0]).any(0).tolist()
+    for tensor, differs in zip(tensors, differing, strict=True):
+        if differs:
+            whole = tensor.detach().contiguous()
+            peers.broadcast(whole)
+            tensor.detach().copy_(whole)

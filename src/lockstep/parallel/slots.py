@@ -1,0 +1,61 @@
+"""One parameter, as the reducer keeps it."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from lockstep.parallel.flat import Bucket
+
+
+class Slot:
+    """A parameter, and where its gradient stands.
+
+    Attributes:
+        name: Its name in the model.
+        param: The parameter.
+        hook: What removes the hook on it.
+        bucket: The bucket it lies in; None if it is in none.
+        number: Its number among the model's dense gradients.
+        place: Its place in that bucket.
+        large: Whether its gradient is copied as soon as it is there.
+        taken: Whether that was done in this round.
+        fired: How often its gradient has grown in this round.
+        expected: How often it did in the last one: a re-entrant checkpoint used twice makes it grow twice.
+        graph: Its gradient with the graph behind it, in a backward that creates one.
+        sparse: Whether its module says that its gradients are sparse.
+    """
+
+    __slots__ = (
+        "bucket",
+        "expected",
+        "fired",
+        "graph",
+        "hook",
+        "large",
+        "name",
+        "number",
+        "param",
+        "place",
+        "sparse",
+        "taken",
+    )
+
+    def __init__(self, name: str, param: nn.Parameter) -> None:
+        self.name, self.param = name, param
+        self.hook: Any = None
+        self.bucket: Bucket | None = None
+        self.number, self.place, self.fired, self.expected = 0, 0, 0, 1
+        self.graph: Tensor | None = None
+        self.large = self.taken = self.sparse = False
+
+
+def real_size(param: Tensor) -> int:
+    """Real numbers in a parameter's gradient."""
+    return param.numel() * (2 if param.is_complex() else 1)
+
+
+def real_dtype(param: Tensor) -> torch.dtype:
+    """The dtype of those numbers."""
+    return param.dtype.to_real() if param.is_complex() else param.dtype

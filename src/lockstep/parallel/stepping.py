@@ -1,0 +1,27 @@
+"""An optimizer's step with gradients that were not averaged averages them first: no rank ever trains apart."""
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+if TYPE_CHECKING:
+    from lockstep.parallel.reducer import Reducer
+
+_followed: list[Any] = []
+
+
+def follow_optimizers(reducers: "Mapping[Any, Reducer]") -> None:
+    """Before any optimizer's step, ask those of ``reducers`` whose parameters it has."""
+    if _followed:
+        return
+
+    def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        params = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+        has_closure = bool(args and args[0] is not None) or kwargs.get("closure") is not None
+        for reducer in list(reducers.values()):
+            if not reducer.members.ids.isdisjoint(map(id, params)):
+                reducer.before_step(optimizer, has_closure)
+
+    _followed.append(register_optimizer_step_pre_hook(before_step))

@@ -1,0 +1,101 @@
+"""How a bucket travels: summed as it is, in another dtype, or by a hook of the user's."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from lockstep.errors import UsageError
+from lockstep.parallel.flat import Bucket
+from lockstep.parallel.hooked import HookBucket
+from lockstep.parallel.peers import Peers
+
+WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+class Transport(Protocol):
+    """What sends a bucket and waits for it."""
+
+    scale: float
+    """What gradients are multiplied by on their way into a bucket."""
+
+    def send(self, bucket: Bucket) -> None:
+        """Start."""
+        ...
+
+    def receive(self, bucket: Bucket) -> None:
+        """Wait until ``bucket.flat`` has the result."""
+        ...
+
+
+class Summed:
+    """One all-reduce for each bucket, of gradients that were divided by the number of ranks before.
+
+    Args:
+        peers: The ranks.
+        communicate: ``"bf16"`` or ``"fp16"`` to send half as many bytes; None to send gradients in their own dtype. Half gradients are
+            summed in float32: nccl and shm do so by themselves, for gloo they are sent as float32.
+    """
+
+    def __init__(self, peers: Peers, communicate: str | None = None) -> None:
+        if communicate not in WIRE_DTYPES:
+            raise UsageError(f"rank {peers.rank}: communicate={communicate!r}; write 'bf16', 'fp16' or None.")
+        self.scale = 1 / peers.size
+        self._peers, self._wanted = peers, WIRE_DTYPES[communicate]
+
+    def send(self, bucket: Bucket) -> None:
+        """Start the sum."""
+        dtype = wire_dtype(bucket.flat.dtype, self._wanted, self._peers.backend)
+        bucket.wire = bucket.flat if dtype == bucket.flat.dtype else bucket.flat.to(dtype)
+        bucket.work = self._peers.sum_soon(bucket.wire)
+
+    def receive(self, bucket: Bucket) -> None:
+        """Wait for it."""
+        self._peers.wait(bucket.work)
+        if bucket.wire is not bucket.flat:
+            bucket.flat.copy_(bucket.wire)
+        bucket.work = bucket.wire = None
+
+
+class Hooked:
+    """What torch calls a communication hook, run unchanged; the flags behind the gradients travel by themselves.
+
+    Args:
+        peers: The ranks.
+        state: The hook's first argument.
+        hook: Takes the state and a bucket, gives a future of the averaged gradients.
+    """
+
+    scale = 1.0
+
+    def __init__(self, peers: Peers, state: object, hook: Callable[[Any, Any], Any]) -> None:
+        self._peers, self._state, self._hook = peers, state, hook
+
+    def send(self, bucket: Bucket) -> None:
+        """Call the hook."""
+        seen = HookBucket(bucket)
+        bucket.work = self._hook(self._state, seen), self._peers.sum_soon(bucket.tail)
+        bucket.wire = seen.buffer()
+
+    def receive(self, bucket: Bucket) -> None:
+        """Wait for its future."""
+        future, work = bucket.work
+        result = future.wait()
+        result = result[0] if isinstance(result, (list, tuple)) else result
+        if result.data_ptr() != bucket.body.data_ptr():
+            bucket.body.copy_(result)
+        self._peers.wait(work)
+        bucket.work = bucket.wire = None
+
+
+def wire_dtype(gradients: torch.dtype, wanted: torch.dtype | None, backend: str) -> torch.dtype:
+    """The dtype in which a bucket travels.
+
+    Example:
+        >>> wire_dtype(torch.float32, torch.bfloat16, "nccl"), wire_dtype(torch.bfloat16, None, "gloo")
+        (torch.bfloat16, torch.float32)
+    """
+    if wanted is not None:
+        return wanted
+    return torch.float32 if gradients in _HALVES and "gloo" in backend and "nccl" not in backend else gradients
