@@ -24,7 +24,11 @@ NAMES = [
     "gather",
     "init",
     "mean",
+    "no_sync",
+    "replicate",
+    "sync_gradients",
     "total",
+    "unwrap",
 ]
 
 
