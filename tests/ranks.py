@@ -7,9 +7,10 @@ import time
 import traceback
 from multiprocessing import connection
 
-# The server imports and runs nothing, so a child costs a fork and no thread pool is copied half-alive.
+# The server imports and runs nothing, so a child costs a fork and no thread pool is copied half-alive. An optimizer's
+# constructor imports torch._dynamo, a second in every rank if the server had not done it.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "pytest", "lockstep"])
+_context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "pytest", "lockstep"])
 
 
 def run_ranks(function, world_size, *args, backend="gloo", timeout=60.0):

@@ -10,11 +10,14 @@ if TYPE_CHECKING:
     from lockstep.errors import LockstepError as LockstepError
     from lockstep.errors import LostRankError as LostRankError
     from lockstep.errors import MismatchError as MismatchError
+    from lockstep.errors import NotFiniteError as NotFiniteError
     from lockstep.errors import UsageError as UsageError
     from lockstep.parallel.attach import no_sync as no_sync
     from lockstep.parallel.attach import replicate as replicate
     from lockstep.parallel.attach import sync_gradients as sync_gradients
     from lockstep.parallel.attach import unwrap as unwrap
+    from lockstep.train.bar import progress as progress
+    from lockstep.train.update import Update as Update
     from lockstep.world import World as World
     from lockstep.world import first as first
     from lockstep.world import init as init
@@ -25,6 +28,8 @@ else:
         "LockstepError": "lockstep.errors",
         "LostRankError": "lockstep.errors",
         "MismatchError": "lockstep.errors",
+        "NotFiniteError": "lockstep.errors",
+        "Update": "lockstep.train.update",
         "UsageError": "lockstep.errors",
         "World": "lockstep.world",
         "first": "lockstep.world",
@@ -32,6 +37,7 @@ else:
         "init": "lockstep.world",
         "mean": "lockstep.collectives",
         "no_sync": "lockstep.parallel.attach",
+        "progress": "lockstep.train.bar",
         "replicate": "lockstep.parallel.attach",
         "sync_gradients": "lockstep.parallel.attach",
         "total": "lockstep.collectives",
@@ -55,6 +61,8 @@ __all__ = [
     "LockstepError",
     "LostRankError",
     "MismatchError",
+    "NotFiniteError",
+    "Update",
     "UsageError",
     "World",
     "first",
@@ -62,6 +70,7 @@ __all__ = [
     "init",
     "mean",
     "no_sync",
+    "progress",
     "replicate",
     "sync_gradients",
     "total",

@@ -1,0 +1,1 @@
+"""Puts the parts together: one step, its precision, its progress."""

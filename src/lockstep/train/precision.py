@@ -1,0 +1,31 @@
+"""Autocast by name."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from lockstep.errors import UsageError
+
+_TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast_for(precision: str, device_type: str) -> AbstractContextManager[object]:
+    """The context of the forward pass; can be entered again and again.
+
+    Raises:
+        UsageError: There is no such precision.
+
+    Example:
+        >>> with autocast_for("bf16", "cpu"):
+        ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        torch.bfloat16
+    """
+    if precision not in _TYPES:
+        raise UsageError(f"precision={precision!r} is not one that lockstep knows: write 'fp32', 'bf16' or 'fp16'.")
+    dtype = _TYPES[precision]
+    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
+
+
+def outside_autocast(precision: str, device_type: str) -> AbstractContextManager[object]:
+    """The context of the backward pass, which torch wants outside of `autocast_for`'s."""
+    return nullcontext() if _TYPES[precision] is None else torch.autocast(device_type, enabled=False)

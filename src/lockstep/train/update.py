@@ -1,0 +1,311 @@
+"""One training step: the true mean gradient over every sample of every rank and micro-batch, then the optimizer."""
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import NotFiniteError, UsageError
+from lockstep.parallel.attach import no_sync, reducer_of, sync_gradients
+from lockstep.train.precision import autocast_for, outside_autocast
+from lockstep.train.stepping import Scaler, step, total_norm
+from lockstep.train.weights import Tally, send_tally, share_of
+from lockstep.world import World, current
+
+
+class Scheduler(Protocol):
+    """A learning rate scheduler, torch's or one like it."""
+
+    def step(self) -> Any:
+        """Move on by one optimizer step."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` takes."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Go on from there."""
+        ...
+
+
+class Update:
+    """The steps of one model and its optimizer.
+
+    The gradient of a step is that of (sum of w * loss) / (sum of w), both sums over all ranks and micro-batches, so it
+    does not depend on how the samples fall on them. Each ``with`` is one micro-batch: the forward pass, under autocast,
+    then one `backward`. After ``accumulate`` of them (fewer at the end of a `lockstep.DataLoader`'s epoch) gradients
+    are reduced over the ranks, once, and the optimizer steps. They stay in ``.grad`` until the next step begins.
+
+    Args:
+        model: The model that the optimizer trains; with several ranks, one that `lockstep.replicate` or
+            `lockstep.DistributedDataParallel` has connected.
+        optimizer: Any torch optimizer.
+        precision: ``"fp32"``, ``"bf16"``, or ``"fp16"``, which scales the losses dynamically (``torch.amp.GradScaler``)
+            and skips a step that overflowed, on all ranks alike.
+        accumulate: Micro-batches per step.
+        clip_norm: Largest norm of the step's whole gradient, after averaging and unscaling; None does not clip.
+        scheduler: Moves on by one at every optimizer step, and not when one is skipped.
+
+    Attributes:
+        stepped: Whether the last micro-batch, or `flush`, ended in an optimizer step.
+        step_count: Optimizer steps so far.
+
+    Raises:
+        UsageError: Several ranks and a model that nothing connects; arguments that make no sense.
+
+    Example:
+        >>> import lockstep, torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> update = lockstep.Update(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> for batch in (torch.ones(4, 2), torch.ones(3, 2)):
+        ...     with update:
+        ...         update.backward(model(batch).square())
+        >>> update.step_count
+        2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        precision: str = "fp32",
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        scheduler: Scheduler | None = None,
+    ) -> None:
+        if accumulate < 1:
+            raise UsageError(f"accumulate={accumulate}: a step takes at least one micro-batch.")
+        if clip_norm is not None and not clip_norm > 0:
+            raise UsageError(f"clip_norm={clip_norm}: write a positive number, or None not to clip.")
+        self._world = current()
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._accumulate, self._clip_norm = accumulate, clip_norm
+        self._autocast = autocast_for(precision, self._world.device.type)
+        # Backward runs outside autocast, as torch advises, though it is called inside `with update`.
+        self._outside_autocast = outside_autocast(precision, self._world.device.type)
+        self._scaler = Scaler(self._world.device.type) if precision == "fp16" else None
+        refuse_unconnected(model, optimizer, self._world)
+        self._loss_of_step = float("nan")
+        self._reference: float | None = None
+        self._inside = False
+        self._norm: Tensor | None = None
+        self.stepped = False
+        self.step_count = 0
+        self._drop()
+        self._world.feed.call_at_end(self._end_of)
+
+    def _drop(self) -> None:
+        """Forget the micro-batches so far."""
+        self._micro_batches = 0
+        self._weight: float | Tensor = 0.0
+        self._losses: list[tuple[Tensor, float]] = []
+        self._tally: Callable[[], Tally] | None = None
+
+    def __enter__(self) -> "Update":
+        if self._inside:
+            raise UsageError(
+                f"{self._who()}: `with update` inside itself. Each `with` is one micro-batch; close it first."
+            )
+        self._inside, self._backward_done, self.stepped = True, False, False
+        if not self._micro_batches:
+            self._optimizer.zero_grad()  # at the start: another model's backward may have left gradients here
+            self._fed_by = self._world.feed.loader
+        self._autocast.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = False
+        self._autocast.__exit__(kind, error, trace)
+        if kind is not None:
+            self._drop()
+            return
+        if not self._backward_done:
+            self._drop()
+            raise UsageError(
+                f"{self._who()}: `with update` ended without update.backward(losses). Every rank takes every step; a "
+                f"rank without samples calls it with its empty losses."
+            )
+        if self._micro_batches == self._accumulate:
+            self._finish()
+
+    def backward(self, losses: Tensor, weights: Tensor | None = None, *, count: float | None = None) -> None:
+        """Run the backward pass of one micro-batch, inside ``with update``.
+
+        Args:
+            losses: One loss per sample, token or pixel, in any shape (``reduction="none"``); empty where this rank has
+                no samples. A scalar is taken as the mean of ``count`` losses.
+            weights: What each loss weighs, in a shape that can be expanded to the losses'; 0 masks. None: 1 each.
+            count: Of how many losses a scalar is the mean. None: of one, so that every micro-batch on every rank weighs
+                the same, as a mean of means does; right only if they all have equally many samples.
+
+        Raises:
+            UsageError: Not inside ``with update``, a second time in it, or with losses that no parameter can learn
+                from.
+        """
+        self._check(losses)
+        value, times, weight = share_of(losses, weights, count)
+        self._micro_batches += 1
+        self._backward_done = True
+        self._weight = self._weight + weight
+        self._losses.append((value.detach(), times))
+        last = self._micro_batches == self._accumulate
+        reference = self._reference_for(weight)
+        if last:
+            self._tally = send_tally(self._world, self._weight, self._losses)
+        times *= self._world.size  # the reducer gives the mean over ranks, a step needs the sum
+        scaled = value if times == reference else value * (times / reference)
+        if self._scaler is not None:
+            scaled = self._scaler.scale(scaled)
+        with self._outside_autocast, nullcontext() if last or self._world.size == 1 else no_sync(self._model):
+            torch.autograd.backward(scaled)
+
+    def flush(self) -> None:
+        """Step with the micro-batches there are, if any: the shorter group at the end of the data.
+
+        A `lockstep.DataLoader` calls it at the end of its epoch for the updates that it feeds, so it is needed only
+        with other loaders. Every rank calls it, or none.
+        """
+        if self._inside:
+            raise UsageError(f"{self._who()}: update.flush() inside `with update`; call it after the block.")
+        self.stepped = False
+        if self._micro_batches:
+            self._tally = send_tally(self._world, self._weight, self._losses)
+            self._finish()
+
+    def _end_of(self, loader: object) -> None:
+        """A loader's epoch is over; another one's, such as the validation's, is not our end."""
+        if self._micro_batches and loader is self._fed_by:
+            self.flush()
+
+    def _check(self, losses: Tensor) -> None:
+        if not self._inside:
+            raise UsageError(
+                f"{self._who()}: update.backward() outside `with update:`, which says where a micro-batch ends."
+            )
+        if self._backward_done:
+            raise UsageError(
+                f"{self._who()}: a second update.backward() in one `with update`. Add the losses and call it once, or "
+                f"open another `with` for another micro-batch."
+            )
+        if not losses.requires_grad:
+            raise UsageError(
+                f"{self._who()}: the losses don't depend on any parameter that requires grad. Was the model frozen, "
+                f"or run under torch.no_grad()?"
+            )
+
+    def _reference_for(self, weight: float | Tensor) -> float:
+        """What losses are divided by before backward: the step's weight as far as it is known, the same on all ranks.
+
+        Gradients then come out at their final size (which fp16 needs), exactly so wherever every step weighs the same.
+        """
+        if self._world.size == 1 and self._micro_batches == 1:
+            self._reference = float(weight) * self._accumulate
+        elif self._reference is None:
+            everyone = self._world.ranks.add_up(torch.as_tensor(weight, dtype=torch.float64, device=self._world.device))
+            self._reference = float(everyone) * self._accumulate
+        self._reference = self._reference or 1.0
+        return self._reference
+
+    def _finish(self) -> None:
+        """Reduce over the ranks, then clip and step."""
+        assert self._tally is not None
+        assert self._reference is not None
+        tally = self._tally()
+        self._drop()
+        if self._world.size > 1:
+            sync_gradients(self._model)
+        if tally.bad_ranks:
+            raise NotFiniteError(
+                f"{self._who()}: the losses of rank(s) {', '.join(map(str, tally.bad_ranks))} are NaN in step "
+                f"{self.step_count}; the step was not made. Look at that rank's batch and at the learning rate."
+            )
+        if tally.weight == 0:
+            warnings.warn(f"{self._who()}: step skipped, its losses weigh nothing on any rank.", stacklevel=4)
+            return
+        factor = self._reference / tally.weight
+        self._reference = tally.weight
+        self._loss_of_step = tally.loss / tally.weight
+        self.stepped, self._norm = step(self._optimizer, factor, self._scaler, self._clip_norm)
+        if self.stepped:
+            self.step_count += 1
+            if self._scheduler is not None:
+                self._scheduler.step()
+
+    def _who(self) -> str:
+        return f"rank {self._world.rank} of {self._world.size}, step {self.step_count}"
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the last step over all ranks and micro-batches; NaN before the first."""
+        return self._loss_of_step
+
+    @property
+    def grad_norm(self) -> float:
+        """Norm of the last step's whole gradient before clipping; without ``clip_norm`` computed when asked for."""
+        norm = self._norm if self._norm is not None else total_norm(self._optimizer)
+        return float(norm)
+
+    @property
+    def scale(self) -> float:
+        """What losses are multiplied by against underflow; 1 unless the precision is ``"fp16"``."""
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer, scaler, scheduler and step count; micro-batches of a step that is not finished are not in it."""
+        return {
+            "step_count": self.step_count,
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from `state_dict`.
+
+        Raises:
+            UsageError: It has a scheduler or a loss scaler where this update has none, or the other way round.
+        """
+        parts = {"scaler": self._scaler, "scheduler": self._scheduler}
+        for name, part in parts.items():
+            if (part is None) != (state_dict[name] is None):
+                there, here = ("no", "a") if state_dict[name] is None else ("a", "no")
+                raise UsageError(
+                    f"{self._who()}: the saved update has {there} {name}, this one has {here} {name}. Make it with "
+                    f"the same "
+                    f"precision and scheduler."
+                )
+        self._optimizer.load_state_dict(state_dict["optimizer"])
+        for name, part in parts.items():
+            if part is not None:
+                part.load_state_dict(state_dict[name])
+        self.step_count = state_dict["step_count"]
+        self._drop()
+
+
+def refuse_unconnected(model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> None:
+    """Raise if the optimizer would train something apart on each rank."""
+    if world.size == 1:
+        return
+    who = f"rank {world.rank} of {world.size}"
+    if reducer_of(model) is None:
+        raise UsageError(
+            f"{who}: nothing averages the gradients of this {type(model).__name__}. Write model = "
+            f"lockstep.replicate(model) "
+            f"before lockstep.Update(model, optimizer), in place of torch's DistributedDataParallel too."
+        )
+    known = {id(parameter) for parameter in model.parameters()}
+    strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    if strangers:
+        raise UsageError(
+            f"{who}: the optimizer has {len(strangers)} parameter(s) that the model has not (the first of shape "
+            f"{tuple(strangers[0].shape)}); they would be trained apart on each rank. Build the optimizer from "
+            f"model.parameters(), after replicate()."
+        )
