@@ -6,6 +6,8 @@ if TYPE_CHECKING:
     from lockstep.collectives import gather as gather
     from lockstep.collectives import mean as mean
     from lockstep.collectives import total as total
+    from lockstep.data import DataLoader as DataLoader
+    from lockstep.data import DistributedSampler as DistributedSampler
     from lockstep.errors import LateRankError as LateRankError
     from lockstep.errors import LockstepError as LockstepError
     from lockstep.errors import LostRankError as LostRankError
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 else:
     # Every public name and the module it lives in, which is loaded when the name is first used.
     _HOMES = {
+        "DataLoader": "lockstep.data",
+        "DistributedSampler": "lockstep.data",
         "LateRankError": "lockstep.errors",
         "LockstepError": "lockstep.errors",
         "LostRankError": "lockstep.errors",
@@ -57,6 +61,8 @@ else:
 
 
 __all__ = [
+    "DataLoader",
+    "DistributedSampler",
     "LateRankError",
     "LockstepError",
     "LostRankError",
