@@ -70,7 +70,7 @@ def train_on_ranks(rank, size, sizes, kind, micro_batches=1, clip_norm=None, wei
 
 
 def largest_difference(some, others):
-    return max(float((a - b).abs().max()) for a, b in zip(some, others, strict=True))
+    return max((a.detach() - b.detach()).abs().max().item() for a, b in zip(some, others, strict=True))
 
 
 @settings(max_examples=12)
@@ -81,9 +81,7 @@ def test_any_division_of_the_samples_gives_one_process_parameters(data):
     kind, clip = data.draw(st.sampled_from(["sgd", "adamw"])), data.draw(st.sampled_from([None, 0.1]))
     micro_batches, weigh = data.draw(st.integers(1, 3), "micro-batches"), data.draw(st.booleans(), "weigh")
 
-    results = run_ranks(
-        train_on_ranks, size, size, sizes, kind, micro_batches, clip, weigh, backend=backend_for(size)
-    )
+    results = run_ranks(train_on_ranks, size, size, sizes, kind, micro_batches, clip, weigh, backend=backend_for(size))
 
     expected = train_by_hand(sizes, kind, clip, weigh)
     assert max(largest_difference(result, expected) for result in results) < 1e-9
@@ -360,27 +358,22 @@ def misuse(rank, how):
     if how == "stranger":
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(7))]})
     x, y, _ = samples(4)
+    losses = nn.functional.cross_entropy(model(x), y, reduction="none")
+    in_block = {
+        "no backward": lambda update: None,
+        "frozen": lambda update: update.backward(losses.detach()),
+        "twice": lambda update: (update.backward(losses), update.backward(losses)),
+        "inside": lambda update: update.flush(),
+        "shape": lambda update: update.backward(losses, torch.ones(3)),
+        "count": lambda update: update.backward(losses, count=4),
+        "weights": lambda update: update.backward(losses.mean(), torch.ones(4)),
+    }
     try:
         update = lockstep.Update(model, optimizer, accumulate=0 if how == "accumulate" else 1)
-        losses = nn.functional.cross_entropy(model(x), y, reduction="none")
         if how == "outside":
             update.backward(losses)
         with update:
-            if how == "no backward":
-                pass
-            elif how == "frozen":
-                update.backward(losses.detach())
-            elif how == "twice":
-                update.backward(losses)
-                update.backward(losses)
-            elif how == "inside":
-                update.flush()
-            elif how == "shape":
-                update.backward(losses, torch.ones(3))
-            elif how == "count":
-                update.backward(losses, count=4)
-            elif how == "weights":
-                update.backward(losses.mean(), torch.ones(4))
+            in_block[how](update)
     except lockstep.UsageError as error:
         return str(error)
 
@@ -404,7 +397,8 @@ def test_misuse_raises_and_says_what_to_write(how):
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [("plain model", "lockstep.replicate(model)"), ("stranger", "1 parameter(s) that the model has not")]
+    ("how", "words"),
+    [("plain model", "lockstep.replicate(model)"), ("stranger", "1 parameter(s) that the model has not")],
 )
 def test_what_would_train_apart_on_each_rank_raises(how, words):
     assert [words in message for message in run_ranks(misuse, 2, how)] == [True, True]

@@ -148,7 +148,7 @@ class DataLoader(torch_data.DataLoader[T]):
         batches = self._order.batches(world, run, iter(engine))
         if world.device.type == "cuda":
             batches = ahead(batches, world.device)
-        return self._count(batches, progress)
+        return self._count(batches, progress, world)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be ``epoch``; without this each is the next one.
@@ -255,7 +255,7 @@ class DataLoader(torch_data.DataLoader[T]):
             persistent_workers=self.persistent_workers,
         )
 
-    def _count(self, batches: Iterator[Any], progress: "_Progress") -> Iterator[Any]:
+    def _count(self, batches: Iterator[Any], progress: "_Progress", world: World) -> Iterator[Any]:
         while True:
             if self._latest is not progress and self.persistent_workers:
                 raise UsageError(
@@ -266,8 +266,10 @@ class DataLoader(torch_data.DataLoader[T]):
             if batch is _END:
                 break
             progress.batches += 1
+            world.feed.gives(self)
             yield batch
         progress.through = True
+        world.feed.ended(self)
 
 
 class _Progress:

@@ -202,9 +202,10 @@ class Update:
             )
 
     def _reference_for(self, weight: float | Tensor) -> float:
-        """What losses are divided by before backward: the step's weight as far as it is known, the same on all ranks.
+        """What losses are divided by before backward, the same on all ranks: the weight of the heaviest step so far.
 
-        Gradients then come out at their final size (which fp16 needs), exactly so wherever every step weighs the same.
+        Gradients then come out at their final size or below, which fp16 needs, and exactly so in steps of that weight:
+        these need no correction.
         """
         if self._world.size == 1 and self._micro_batches == 1:
             self._reference = float(weight) * self._accumulate
@@ -231,7 +232,7 @@ class Update:
             warnings.warn(f"{self._who()}: step skipped, its losses weigh nothing on any rank.", stacklevel=4)
             return
         factor = self._reference / tally.weight
-        self._reference = tally.weight
+        self._reference = max(self._reference, tally.weight)
         self._loss_of_step = tally.loss / tally.weight
         self.stepped, self._norm = step(self._optimizer, factor, self._scaler, self._clip_norm)
         if self.stepped:
@@ -259,9 +260,10 @@ class Update:
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer, scaler, scheduler and step count; micro-batches of a step that is not finished are not in it."""
+        """Optimizer, scaler, scheduler and counts; micro-batches of a step that is not finished are not in it."""
         return {
             "step_count": self.step_count,
+            "reference": self._reference,
             "optimizer": self._optimizer.state_dict(),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
@@ -286,7 +288,7 @@ class Update:
         for name, part in parts.items():
             if part is not None:
                 part.load_state_dict(state_dict[name])
-        self.step_count = state_dict["step_count"]
+        self.step_count, self._reference = state_dict["step_count"], state_dict["reference"]
         self._drop()
 
 
