@@ -1,8 +1,10 @@
 """Autocast by name."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 from lockstep.errors import UsageError
 
@@ -26,6 +28,13 @@ def autocast_for(precision: str, device_type: str) -> AbstractContextManager[obj
     return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
-def outside_autocast(precision: str, device_type: str) -> AbstractContextManager[object]:
-    """The context of the backward pass, which torch wants outside of `autocast_for`'s."""
-    return nullcontext() if _TYPES[precision] is None else torch.autocast(device_type, enabled=False)
+def backward_for(precision: str, device_type: str) -> Callable[[Tensor], None]:
+    """The backward pass of a scalar, which torch wants outside of `autocast_for`'s context."""
+    if _TYPES[precision] is None:
+        return torch.autograd.backward
+
+    def backward(loss: Tensor) -> None:
+        with torch.autocast(device_type, enabled=False):
+            torch.autograd.backward(loss)
+
+    return backward

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from lockstep.errors import NotFiniteError, UsageError
 from lockstep.parallel.attach import no_sync, reducer_of, sync_gradients
-from lockstep.train.precision import autocast_for, outside_autocast
+from lockstep.train.precision import autocast_for, backward_for
 from lockstep.train.stepping import Scaler, step, total_norm
 from lockstep.train.weights import Tally, send_tally, share_of
 from lockstep.world import World, current
+
+_NOTHING = nullcontext()
 
 
 class Scheduler(Protocol):
@@ -87,8 +89,7 @@ class Update:
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._autocast = autocast_for(precision, self._world.device.type)
-        # Backward runs outside autocast, as torch advises, though it is called inside `with update`.
-        self._outside_autocast = outside_autocast(precision, self._world.device.type)
+        self._run_backward = backward_for(precision, self._world.device.type)
         self._scaler = Scaler(self._world.device.type) if precision == "fp16" else None
         refuse_unconnected(model, optimizer, self._world)
         self._loss_of_step = float("nan")
@@ -104,7 +105,7 @@ class Update:
         """Forget the micro-batches so far."""
         self._micro_batches = 0
         self._weight: float | Tensor = 0.0
-        self._losses: list[tuple[Tensor, float]] = []
+        self._loss: float | Tensor = 0.0
         self._tally: Callable[[], Tally] | None = None
 
     def __enter__(self) -> "Update":
@@ -155,17 +156,17 @@ class Update:
         self._micro_batches += 1
         self._backward_done = True
         self._weight = self._weight + weight
-        self._losses.append((value.detach(), times))
+        self._loss += (value.detach() if value.is_cuda else value.item()) * times
         last = self._micro_batches == self._accumulate
         reference = self._reference_for(weight)
         if last:
-            self._tally = send_tally(self._world, self._weight, self._losses)
+            self._tally = send_tally(self._world, self._weight, self._loss)
         times *= self._world.size  # the reducer gives the mean over ranks, a step needs the sum
         scaled = value if times == reference else value * (times / reference)
         if self._scaler is not None:
             scaled = self._scaler.scale(scaled)
-        with self._outside_autocast, nullcontext() if last or self._world.size == 1 else no_sync(self._model):
-            torch.autograd.backward(scaled)
+        with _NOTHING if last or self._world.size == 1 else no_sync(self._model):
+            self._run_backward(scaled)
 
     def flush(self) -> None:
         """Step with the micro-batches there are, if any: the shorter group at the end of the data.
@@ -177,7 +178,7 @@ class Update:
             raise UsageError(f"{self._who()}: update.flush() inside `with update`; call it after the block.")
         self.stepped = False
         if self._micro_batches:
-            self._tally = send_tally(self._world, self._weight, self._losses)
+            self._tally = send_tally(self._world, self._weight, self._loss)
             self._finish()
 
     def _end_of(self, loader: object) -> None:

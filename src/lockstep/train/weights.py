@@ -70,7 +70,7 @@ class Tally(NamedTuple):
     bad_ranks: tuple[int, ...]
 
 
-def send_tally(world: World, weight: float | Tensor, losses: list[tuple[Tensor, float]]) -> Callable[[], Tally]:
+def send_tally(world: World, weight: float | Tensor, loss: float | Tensor) -> Callable[[], Tally]:
     """Start adding up over the ranks; the function that comes back waits for the result.
 
     Sent before the step's last backward pass, it is there when that ends: nobody waits for it.
@@ -78,24 +78,26 @@ def send_tally(world: World, weight: float | Tensor, losses: list[tuple[Tensor, 
     Args:
         world: The world.
         weight: This rank's sum of weights over the step's micro-batches.
-        losses: Pairs of a scalar and a factor, one for each micro-batch; their products add up to the weighted sum.
+        loss: This rank's weighted sum of losses; a number where that is known without waiting for a device.
     """
-    if losses[0][0].is_cuda:
-        return _send_from_cuda(world, weight, losses)
+    if isinstance(loss, Tensor):
+        return _send_from_cuda(world, weight, loss)
     if world.size == 1:
-        value = sum(float(value) * times for value, times in losses)
-        tally = Tally(float(weight), value, (0,) if math.isnan(value) else ())
+        tally = Tally(float(weight), loss, (0,) if math.isnan(loss) else ())
         return lambda: tally
-    wait = world.ranks.add_up_later(_message(world, weight, losses))
+    bad = math.isnan(loss)
+    message = torch.tensor([float(weight), 0.0 if bad else loss, bad * _bit(world)], dtype=torch.float64)
+    wait = world.ranks.add_up_later(message)
     return lambda: _read(wait())
 
 
-def _send_from_cuda(world: World, weight: float | Tensor, losses: list[tuple[Tensor, float]]) -> Callable[[], Tally]:
+def _send_from_cuda(world: World, weight: float | Tensor, loss: Tensor) -> Callable[[], Tally]:
     """The same on a stream of its own: the host later waits for this stream only, not for the backward pass."""
-    device = losses[0][0].device
-    side: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    message = _message(world, weight, losses)
-    side.wait_stream(torch.cuda.current_stream(device))
+    side: torch.cuda.Stream = torch.cuda.Stream(loss.device)  # type: ignore[no-untyped-call]
+    loss = loss.double()
+    bad = loss.isnan().double()
+    message = torch.stack((torch.as_tensor(weight).to(bad), loss.nan_to_num(0.0), bad * _bit(world)))
+    side.wait_stream(torch.cuda.current_stream(loss.device))
     with torch.cuda.stream(side):
         total = world.ranks.add_up_later(message)()
         there = torch.empty(total.shape, dtype=total.dtype, pin_memory=True)
@@ -109,13 +111,9 @@ def _send_from_cuda(world: World, weight: float | Tensor, losses: list[tuple[Ten
     return result
 
 
-def _message(world: World, weight: float | Tensor, losses: list[tuple[Tensor, float]]) -> Tensor:
-    """One rank's part of the tally, ``(3,)`` float64."""
-    loss = torch.stack([value.double() * times for value, times in losses]).sum()
-    bad = loss.isnan().double()
-    # One bit a rank: different powers of two add up exactly in float64 up to 53 of them; the last stands for others.
-    bit = 2.0 ** min(world.rank, _NAMED)
-    return torch.stack((torch.as_tensor(weight).to(bad), loss.nan_to_num(0.0), bad * bit))
+def _bit(world: World) -> float:
+    """This rank as a power of two: 53 different ones add up exactly in float64; the last stands for all others."""
+    return 2.0 ** min(world.rank, _NAMED)
 
 
 def _read(message: Tensor) -> Tally:
