@@ -4,7 +4,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import TensorDataset
+from torch.utils.data import TensorDataset, random_split
 
 import lockstep
 
@@ -12,7 +12,7 @@ import lockstep
 def digits():
     images, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(labels))
-    return torch.utils.data.random_split(data, [1437, 360])
+    return random_split(data, [1437, 360])
 
 
 def network():
@@ -27,12 +27,11 @@ def main():
     world = lockstep.init(seed=0)
     train_set, test_set = digits()
     model = lockstep.replicate(network())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    update = lockstep.Update(model, optimizer)
+    update = lockstep.Update(model, torch.optim.AdamW(model.parameters(), lr=3e-3))
     train = lockstep.DataLoader(train_set, batch_size=64, shuffle=True)
     test = lockstep.DataLoader(test_set, batch_size=120)
 
-    for epoch in range(8):
+    for epoch in range(6):
         model.train()
         loss = seen = 0
         for images, labels in train:
