@@ -15,11 +15,11 @@ def ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """Give the batches on ``device``, each one copied on a stream of its own before it is asked for.
 
     Args:
-        batches: Nested containers of tensors; in pinned memory, or the copy waits. What is neither a tensor nor has a method
-            ``to`` stays as it is.
+        batches: Nested containers of tensors; in pinned memory, or the copy waits. What is neither a tensor nor has a
+            method ``to`` stays as it is.
         device: A CUDA device.
     """
-    side = torch.cuda.Stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     carry = _carrier(device)
 
     def fetch() -> Any:
@@ -35,7 +35,7 @@ def ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         current.wait_stream(side)
         for leaf in leaves(coming):
             if isinstance(leaf, Tensor) and leaf.is_cuda:
-                # Made on the side stream, used on this one: its memory must not be given away before this one is through.
+                # Made on the side stream, used on this one: its memory must not go before this one is through.
                 leaf.record_stream(current)
         ready, coming = coming, fetch()
         yield ready

@@ -22,28 +22,30 @@ from lockstep.data.workers import Opening
 from lockstep.errors import UsageError
 from lockstep.world import World, current
 
-T = TypeVar("T", covariant=True)
+T_co = TypeVar("T_co", covariant=True)
 _END = object()
 
 
-class DataLoader(torch_data.DataLoader[T]):
+class DataLoader(torch_data.DataLoader[T_co]):
     """torch's `DataLoader` with ``batch_size`` counted over all ranks.
 
-    Global batch ``k`` of an epoch is the same samples whatever the number of ranks; each rank gets its slice of it, and every
-    sample comes exactly once. Every rank sees the same number of batches. Where the last global batch has fewer samples than there
-    are ranks, some local batches are empty: the same structure with leading dimension 0.
+    Global batch ``k`` of an epoch is the same samples whatever the number of ranks; each rank gets its slice of it, and
+    every sample comes exactly once. Every rank sees the same number of batches. Where the last global batch has fewer
+    samples than there are ranks, some local batches are empty: the same structure with leading dimension 0.
 
-    Iterating is something that all ranks do together: they compare notes when an epoch begins. Each iteration is a new epoch with a
-    new order, whether the one before came to its end or not; `set_epoch` decides otherwise. On CUDA, batches arrive on this rank's device.
+    Iterating is something that all ranks do together: they compare notes when an epoch begins. Each iteration is a new
+    epoch with a new order, whether the one before came to its end or not; `set_epoch` decides otherwise. On CUDA,
+    batches arrive on this rank's device.
 
     Args:
-        dataset: A map-style or an iterable data set. Its ``set_epoch(epoch)``, if it has one, is called before each epoch, in
-            workers too.
+        dataset: A map-style or an iterable data set. Its ``set_epoch(epoch)``, if it has one, is called before each
+            epoch, in workers too.
         batch_size: Samples in a global batch, over all ranks together.
         shuffle: Whether each epoch has a random order of its own.
-        sampler: Gives the order instead: indices for all ranks together, the same on each. One that is divided between ranks already
-            (torch's ``DistributedSampler``) is left alone.
-        batch_sampler: Gives lists of indices, each a global batch, in place of ``batch_size``, ``shuffle``, ``sampler``, ``drop_last``.
+        sampler: Gives the order instead: indices for all ranks together, the same on each. One that is divided between
+            ranks already (torch's ``DistributedSampler``) is left alone.
+        batch_sampler: Gives lists of indices, each a global batch, in place of ``batch_size``, ``shuffle``,
+            ``sampler``, ``drop_last``.
         num_workers: Worker processes of this rank. Their random numbers differ between ranks, batches and epochs.
         collate_fn: Makes a batch of a list of samples.
         pin_memory: None for: if the device is CUDA.
@@ -54,7 +56,8 @@ class DataLoader(torch_data.DataLoader[T]):
         generator: Its ``initial_seed()`` fixes the orders, as ``seed`` does.
         seed: Fixes the orders and the workers' random numbers; None for the world's, which `lockstep.init` agreed on.
         prefetch_factor: Batches that each worker has ready.
-        persistent_workers: Whether workers live on between epochs. None for: as long as no attribute of the data set is set anew.
+        persistent_workers: Whether workers live on between epochs. None for: as long as no attribute of the data set is
+            set anew.
         in_order: Only True.
 
     Raises:
@@ -69,13 +72,13 @@ class DataLoader(torch_data.DataLoader[T]):
 
     def __init__(
         self,
-        dataset: torch_data.Dataset[T],
+        dataset: torch_data.Dataset[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: torch_data.Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: torch_data.Sampler[list[Any]] | Iterable[list[Any]] | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[list[T]], Any] | None = None,
+        collate_fn: Callable[[list[T_co]], Any] | None = None,
         pin_memory: bool | None = None,
         drop_last: bool = False,
         timeout: float = 0,
@@ -148,7 +151,7 @@ class DataLoader(torch_data.DataLoader[T]):
         batches = self._order.batches(world, run, iter(engine))
         if world.device.type == "cuda":
             batches = ahead(batches, world.device)
-        return self._count(batches, progress, world)
+        return self._count(world, batches, progress)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be ``epoch``; without this each is the next one.
@@ -185,7 +188,8 @@ class DataLoader(torch_data.DataLoader[T]):
         for name in ("order", "samples", "ranks", "parts"):
             if name in state and name in mine and state[name] != mine[name]:
                 raise UsageError(
-                    f"the state was taken with {name} {state[name]!r}, this loader has {mine[name]!r}: its position would mean other samples. "
+                    f"the state was taken with {name} {state[name]!r}, this loader has {mine[name]!r}: its position "
+                    f"would mean other samples. "
                     f"Make the loader as it was then."
                 )
         self._next = (int(state["epoch"]), int(state["position"]))
@@ -255,11 +259,12 @@ class DataLoader(torch_data.DataLoader[T]):
             persistent_workers=self.persistent_workers,
         )
 
-    def _count(self, batches: Iterator[Any], progress: "_Progress", world: World) -> Iterator[Any]:
+    def _count(self, world: World, batches: Iterator[Any], progress: "_Progress") -> Iterator[Any]:
         while True:
             if self._latest is not progress and self.persistent_workers:
                 raise UsageError(
-                    "another iteration of this lockstep.DataLoader has begun, and its workers serve one at a time. Write "
+                    "another iteration of this lockstep.DataLoader has begun, and its workers serve one at a time. "
+                    "Write "
                     "persistent_workers=False, or make two loaders."
                 )
             batch = next(batches, _END)

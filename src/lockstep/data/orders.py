@@ -66,8 +66,8 @@ class Positions:
 
     def begin(self, world: World, run: Run) -> Iterator[Task]:
         """See `Order`."""
-        facts = f"{len(self._dataset)} samples {self.name} in batches of {self._batch_size}, drop_last={self._drop_last}, {moment(run)}"
-        agree(world, "an iteration over lockstep.DataLoader", facts)
+        facts = f"{len(self._dataset)} samples {self.name}, batches of {self._batch_size}, drop_last={self._drop_last}"
+        agree(world, "an iteration over lockstep.DataLoader", f"{facts}, {moment(run)}")
         return self._tasks(run)
 
     def batches(self, world: World, run: Run, made: Iterator[Any]) -> Iterator[Any]:  # noqa: ARG002

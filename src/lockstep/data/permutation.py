@@ -1,8 +1,9 @@
 """A shuffle that is computed where it is asked for, so that no list of the whole data set ever exists.
 
-Long orders: a Feistel network over the bits of the position (Luby and Rackoff, "How to construct pseudorandom permutations from
-pseudorandom functions", 1988), with cycle walking where the length is no power of two (Black and Rogaway, "Ciphers with arbitrary
-finite domains", 2002). Short ones: a table, since a network over a handful of bits does not reach every permutation.
+Long orders: a Feistel network over the bits of the position (Luby and Rackoff, "How to construct pseudorandom
+permutations from pseudorandom functions", 1988), with cycle walking where the length is no power of two (Black and
+Rogaway, "Ciphers with arbitrary finite domains", 2002). Short ones: a table, since a network over a handful of bits
+does not reach every permutation.
 """
 
 import numpy as np
@@ -42,17 +43,18 @@ class Permutation:
     def __call__(self, positions: Indices) -> Indices:
         """Give what stands at ``positions`` (each in ``range(n)``), same shape."""
         if self._table is not None:
-            return self._table[positions]
-        found = self._network(positions.astype(np.uint64))
+            found: Indices = self._table[positions]
+            return found
+        walked = self._network(positions.astype(np.uint64))
         # Cycle walking: what fell outside goes through again until it lands inside; fewer than half do each time.
-        outside = np.flatnonzero(found >= self.n)
+        outside = np.flatnonzero(walked >= self.n)
         while outside.size:
-            found[outside] = self._network(found[outside])
-            outside = outside[found[outside] >= self.n]
-        return found.astype(np.int64)
+            walked[outside] = self._network(walked[outside])
+            outside = outside[walked[outside] >= self.n]
+        return walked.astype(np.int64)
 
     def _network(self, x: _Words) -> _Words:
-        """Change one part by a function of the other, in turn; each such round can be undone, so this is a bijection."""
+        """Change one part by a function of the other, in turn; each round can be undone, so this is a bijection."""
         low_bits = np.uint64(self._low_bits)
         high, low = x >> low_bits, x & np.uint64((1 << self._low_bits) - 1)
         for number, key in enumerate(self._keys):
@@ -61,8 +63,7 @@ class Permutation:
             else:
                 high ^= _top_bits(low, key, self._high_bits)
         high <<= low_bits
-        high |= low
-        return high
+        return high | low
 
 
 def _top_bits(x: _Words, key: np.uint64, bits: int) -> _Words:
@@ -76,7 +77,7 @@ def _top_bits(x: _Words, key: np.uint64, bits: int) -> _Words:
 
 
 def _sorted_table(n: int, key: np.uint64) -> Indices:
-    """Positions in the order of 64-bit hashes: every order equally likely; integers only, so the same with every numpy."""
+    """Sort positions by 64-bit hashes: every order equally likely; integers only, so the same with every numpy."""
     x = (np.arange(n, dtype=np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + key
     for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
         x ^= x >> np.uint64(shift)

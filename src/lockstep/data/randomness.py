@@ -30,8 +30,9 @@ def plant(*key: int) -> None:
 class Borrowed:
     """Random numbers of its own for a piece of code that draws from the global generators.
 
-    Inside the ``with`` block the generators stand where the last block left them, at first where the key puts them; outside
-    they are as if nothing had happened. So a sampler or a stream draws the same on every rank, whatever else a rank draws.
+    Inside the ``with`` block the generators stand where the last block left them, at first where the key puts them;
+    outside they are as if nothing had happened. So a sampler or a stream draws the same on every rank, whatever else a
+    rank draws.
 
     Args:
         key: What fixes the numbers.

@@ -44,12 +44,14 @@ class Rounds:
         length = len(self._dataset)  # raises what torch raises if there is none
         if self._divided is None:
             raise TypeError(
-                "the number of batches is not known before the first one is there: with workers, this data set may divide itself between "
+                "the number of batches is not known before the first one is there: with workers, this data set may "
+                "divide itself between "
                 "them. Use num_workers=0, or count without len()."
             )
         if self._divided:
             raise TypeError(
-                "the number of batches is not known: this data set divides itself between workers, which end where they please."
+                "the number of batches is not known: this data set divides itself between workers, which end where "
+                "they please."
             )
         return count_batches(length, self._batch_size, self._drop_last)
 
@@ -76,7 +78,8 @@ class Rounds:
         """See `Order`; positions in the stream."""
         if self._divided:
             raise UsageError(
-                f"rank {run.rank}: this data set divides itself between workers, so nobody knows the order of the whole. Gather without "
+                f"rank {run.rank}: this data set divides itself between workers, so nobody knows the order of the "
+                f"whole. Gather without "
                 f"the loader."
             )
         return own_positions(run.start, self.position(run, batches), self._batch_size, run.rank, run.size)
@@ -109,7 +112,9 @@ class Rounds:
             piece = self._next_piece(world, pieces, ended)
             states = world.ranks.line_up(torch.tensor(_NOTHING if piece is None else _BATCH)).tolist()
             if _FAILED in states:
-                raise LostRankError(f"rank {world.rank}: the data set failed on rank {states.index(_FAILED)}; see its own error.")
+                raise LostRankError(
+                    f"rank {world.rank}: the data set failed on rank {states.index(_FAILED)}; see its own error."
+                )
             if _BATCH not in states:
                 return
             if skipped:
@@ -136,7 +141,8 @@ class Rounds:
         template = next((batch for batch in ended.values() if batch is not None), None)
         if template is None:
             raise UsageError(
-                f"rank {world.rank}: other ranks still have batches, but not one sample could be read here to tell what an empty batch looks "
+                f"rank {world.rank}: other ranks still have batches, but not one sample could be read here to tell "
+                f"what an empty batch looks "
                 f"like. Let the data set give the whole stream where get_worker_info() says num_workers=1."
             )
         return map_leaves(lambda leaf: leaf, template)
@@ -146,8 +152,11 @@ class Rounds:
         other = next((rank for rank, row in enumerate(rows) if row != rows[0]), None)
         if other is not None:
             raise MismatchError(
-                f"rank {world.rank} of {world.size}: rank 0 and rank {other} read different streams, so samples would be lost or come twice. "
-                f"Give every rank the same stream in the same order, with random numbers from python's, numpy's or torch's global generators "
-                f"or from a seed of your own; lockstep.DataLoader divides it. A data set that divides itself does so by "
+                f"rank {world.rank} of {world.size}: rank 0 and rank {other} read different streams, so samples would "
+                f"be lost or come twice. "
+                f"Give every rank the same stream in the same order, with random numbers from python's, numpy's or "
+                f"torch's global generators "
+                f"or from a seed of your own; lockstep.DataLoader divides it. A data set that divides itself does so "
+                f"by "
                 f"torch.utils.data.get_worker_info(), which counts the workers of all ranks here."
             )

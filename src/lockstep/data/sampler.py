@@ -17,9 +17,10 @@ _BLOCK = 8192  # see orders._BLOCK
 class DistributedSampler(Sampler[int]):
     """Gives each rank its part of a data set; torch's `DistributedSampler`, for torch's own `DataLoader`.
 
-    Position ``p`` of an epoch's order goes to rank ``p % num_replicas``. As with torch, every rank gets equally many: leading
-    positions come again at the end to even out, or ``drop_last`` leaves out the tail. With ``exact=True`` neither happens. The
-    order is computed in blocks while it is used, so an epoch starts at once and in little memory, however large the data set.
+    Position ``p`` of an epoch's order goes to rank ``p % num_replicas``. As with torch, every rank gets equally many:
+    leading positions come again at the end to even out, or ``drop_last`` leaves out the tail. With ``exact=True``
+    neither happens. The order is computed in blocks while it is used, so an epoch starts at once and in little memory,
+    however large the data set.
 
     Unlike torch's, it goes on to the next epoch by itself when it is iterated again; `set_epoch` still decides.
 
@@ -135,7 +136,8 @@ class DistributedSampler(Sampler[int]):
         """
         if state["samples"] != len(self.dataset):
             raise UsageError(
-                f"the state is of a data set of {state['samples']} samples, this one has {len(self.dataset)}: positions would mean other "
+                f"the state is of a data set of {state['samples']} samples, this one has {len(self.dataset)}: "
+                f"positions would mean other "
                 f"samples. Give the sampler the same data set."
             )
         self.seed = state["seed"]
@@ -163,10 +165,13 @@ def _refuse(n: int, replicas: int, rank: int, drop_last: bool, exact: bool) -> N
     if replicas < 1:
         raise UsageError(f"num_replicas={replicas}: there must be at least one rank.")
     if not 0 <= rank < replicas:
-        raise UsageError(f"rank={rank} does not fit into num_replicas={replicas}: ranks count from 0 to {replicas - 1}.")
+        raise UsageError(
+            f"rank={rank} does not fit into num_replicas={replicas}: ranks count from 0 to {replicas - 1}."
+        )
     if drop_last and exact:
         raise UsageError("exact=True gives every index, drop_last=True leaves some out: write one of them.")
     if drop_last and 0 < n < replicas:
         raise UsageError(
-            f"{n} samples on {replicas} ranks with drop_last=True leave nothing for any rank. Use fewer ranks, or drop_last=False."
+            f"{n} samples on {replicas} ranks with drop_last=True leave nothing for any rank. Use fewer ranks, or "
+            f"drop_last=False."
         )

@@ -40,7 +40,9 @@ class Given:
     def first(self, batches: int) -> Indices:
         """Give the indices of the first ``batches``."""
         if not self._numbers:
-            raise UsageError("the sampler gives keys that are not whole numbers, so there is no data set order to return to.")
+            raise UsageError(
+                "the sampler gives keys that are not whole numbers, so there is no data set order to return to."
+            )
         end = self._ends[batches - 1] if batches else 0
         return np.array(self._indices[:end], dtype=np.int64)
 
@@ -70,13 +72,17 @@ class Drawn:
         tell_sampler(self._sampler, run.epoch)
         blocks = self._blocks(run)
         first = next(blocks, [])
-        facts = f"a {self.name} in batches of {self._batch_size or 'its own'}, drop_last={self._drop_last}, {moment(run)}"
+        facts = (
+            f"a {self.name} in batches of {self._batch_size or 'its own'}, drop_last={self._drop_last}, {moment(run)}"
+        )
         marks = agree(world, "an iteration over lockstep.DataLoader", facts, [fingerprint(first)])
         other = next((rank for rank, mark in enumerate(marks) if mark != marks[0]), None)
         if other is not None:
             raise UsageError(
-                f"rank {run.rank} of {run.size}: the {self.name} gives other indices on rank {other} than on rank 0, so samples would be "
-                f"lost or come twice. lockstep.DataLoader divides them by itself: give every rank the same sampler, seeded alike."
+                f"rank {run.rank} of {run.size}: the {self.name} gives other indices on rank {other} than on rank 0, "
+                f"so samples would be "
+                f"lost or come twice. lockstep.DataLoader divides them by itself: give every rank the same sampler, "
+                f"seeded alike."
             )
         self._given = Given()
         return self._tasks(run, first, blocks)
@@ -135,8 +141,8 @@ class Divided:
 
     Args:
         sampler: Gives this rank's indices, or lists of them if there is no batch size.
-        batch_size: Samples in a *global* batch, a multiple of the number of ranks; None for a batch sampler, each of whose
-            batches is a local one.
+        batch_size: Samples in a *global* batch, a multiple of the number of ranks; None for a batch sampler, each of
+            whose batches is a local one.
         drop_last: Whether a last short local batch is left out.
     """
 
@@ -155,7 +161,9 @@ class Divided:
         """See `Order`; ranks whose part ends earlier get empty batches until all are through."""
         refuse_other_division(world, self._sampler, self._batch_size)
         tell_sampler(self._sampler, run.epoch)
-        facts = f"a divided sampler in batches of {self._batch_size or 'its own'}, drop_last={self._drop_last}, {moment(run)}"
+        facts = (
+            f"a divided sampler, batches of {self._batch_size or 'its own'}, drop_last={self._drop_last}, {moment(run)}"
+        )
         own = self._count(len_of(self._sampler))
         counts = agree(world, "an iteration over lockstep.DataLoader", facts, [own])
         self._given = Given()
@@ -195,7 +203,9 @@ class Divided:
         for number in range(skipped, most):
             indices = next(batches, None) if number < own else []
             if indices is None:
-                raise UsageError(f"rank {run.rank}: the sampler ended after {number} batches, but its length says {own}.")
+                raise UsageError(
+                    f"rank {run.rank}: the sampler ended after {number} batches, but its length says {own}."
+                )
             like = indices[0] if indices else like
             self._given.add(indices)
             yield Task(run, number * size, indices, like)
@@ -236,12 +246,14 @@ def refuse_other_division(world: World, sampler: Any, batch_size: int | None) ->
     found = division(sampler)
     if (found.num_replicas, found.rank) != (world.size, world.rank):
         raise UsageError(
-            f"rank {world.rank} of {world.size}: the sampler divides for rank {found.rank} of {found.num_replicas}, so samples would be lost. "
+            f"rank {world.rank} of {world.size}: the sampler divides for rank {found.rank} of {found.num_replicas}, "
+            f"so samples would be lost. "
             f"Leave the sampler out: lockstep.DataLoader divides by itself."
         )
     if batch_size is not None and batch_size % world.size:
         raise UsageError(
-            f"rank {world.rank} of {world.size}: batch_size={batch_size} counts the samples of all ranks, and with a sampler that is "
+            f"rank {world.rank} of {world.size}: batch_size={batch_size} counts the samples of all ranks, and with a "
+            f"sampler that is "
             f"divided already it must be a multiple of {world.size}. Leave the sampler out, or write "
             f"batch_size={-(-batch_size // world.size) * world.size}."
         )
@@ -272,7 +284,9 @@ def len_of(sampler: Any, name: str = "") -> int:
     if found is not None:
         return int(found)
     if not hasattr(sampler, "__len__"):
-        raise UsageError(f"{type(sampler).__name__} is divided between ranks, so it must have a length: give it a __len__.")
+        raise UsageError(
+            f"{type(sampler).__name__} is divided between ranks, so it must have a length: give it a __len__."
+        )
     return len(sampler)
 
 
@@ -286,5 +300,5 @@ def as_numbers(indices: Iterable[Any]) -> list[int] | None:
 
 def fingerprint(batches: list[list[Any]]) -> int:
     """Give a number that differs where indices do; keys other than numbers and texts are not looked at."""
-    texts = [as_numbers(batch) or [each for each in batch if isinstance(each, str)] for batch in batches]
+    texts: list[Any] = [as_numbers(batch) or [each for each in batch if isinstance(each, str)] for batch in batches]
     return zlib.crc32(repr(texts).encode())

@@ -16,8 +16,8 @@ BATCH = 1  # what a seed is for, so that no two uses of one position share rando
 class Samples(Dataset[Any]):
     """Makes the local batch of a task.
 
-    Inside a worker the random numbers of each batch come from (seed, epoch, position, rank) alone: ranks, workers and epochs
-    differ, and neither the number of workers nor resuming in the middle changes what a batch gets.
+    Inside a worker the random numbers of each batch come from (seed, epoch, position, rank) alone: ranks, workers and
+    epochs differ, and neither the number of workers nor resuming in the middle changes what a batch gets.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:

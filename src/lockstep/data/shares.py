@@ -1,7 +1,8 @@
 """Which samples of a global batch a rank takes: arithmetic only.
 
-Global batch ``k`` of an epoch is positions ``[k * G, (k + 1) * G)`` of the epoch's order; rank ``r`` of ``W`` takes the slice
-``[r * n // W, (r + 1) * n // W)`` of the ``n`` samples in it. What forms a step never depends on the number of ranks.
+Global batch ``k`` of an epoch is positions ``[k * G, (k + 1) * G)`` of the epoch's order; rank ``r`` of ``W`` takes the
+slice ``[r * n // W, (r + 1) * n // W)`` of the ``n`` samples in it. What forms a step never depends on the number of
+ranks.
 """
 
 import numpy as np

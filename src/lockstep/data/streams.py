@@ -1,8 +1,9 @@
 """Iterable data sets, in a worker or in the main process: local batches over all ranks and workers.
 
-A stream that does not divide itself is read whole by every worker, which keeps its slices by position. So the composition of a
-step is the same whatever the number of ranks and workers, all know when the stream ends, and nobody has to ask. A data set that
-asks ``get_worker_info`` how many workers there are divides itself; then what it gives is taken as it comes.
+A stream that does not divide itself is read whole by every worker, which keeps its slices by position. So the
+composition of a step is the same whatever the number of ranks and workers, all know when the stream ends, and nobody
+has to ask. A data set that asks ``get_worker_info`` how many workers there are divides itself; then what it gives is
+taken as it comes.
 """
 
 import zlib
@@ -32,7 +33,8 @@ class Piece(NamedTuple):
     """What a worker answers to a task.
 
     Attributes:
-        batch: The local batch; at the end an empty one, or None if there was no sample at all to take its structure from.
+        batch: The local batch; at the end an empty one, or None if there was no sample at all to take its structure
+            from.
         samples: In the global batch.
         ended: Whether this worker's part of the stream is through.
         worker: Which of this rank's workers.
@@ -100,7 +102,8 @@ class Stream(Dataset[Any]):
             taken = self._next_part() if self._divided else self._next_slice(task.at)
         if self._seat is not None and self._seat.divides != self._divided:
             raise UsageError(
-                "the data set asked get_worker_info() for num_workers only after its first sample, too late to let it divide itself. "
+                "the data set asked get_worker_info() for num_workers only after its first sample, too late to let it "
+                "divide itself. "
                 "Ask at the top of __iter__."
             )
         if get_worker_info() is not None:
@@ -155,7 +158,7 @@ class Stream(Dataset[Any]):
         return read, len(read)
 
     def _template(self) -> Any:
-        """Make an empty batch for a rank that has run out while others go on; only a data set that divides itself needs one."""
+        """Make an empty batch, for a rank that has run out while others go on. Only divided streams need one."""
         if not self._divided:
             return None
         if self._first is _NOTHING:

@@ -1,8 +1,8 @@
 """What a data set learns from `torch.utils.data.get_worker_info` inside a worker.
 
-torch keeps the answer in ``torch.utils.data._utils.worker._worker_info``, which is private; this is the only file that touches
-it (checked on torch 2.9 to 2.13). Without it a data set would see lockstep's own wrapper in place of itself, and one that divides
-itself would not know of the other ranks.
+torch keeps the answer in ``torch.utils.data._utils.worker._worker_info``, which is private; this is the only file that
+touches it (checked on torch 2.9 to 2.13). Without it a data set would see lockstep's own wrapper in place of itself,
+and one that divides itself would not know of the other ranks.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def take(seat: Any) -> Any:
 
 
 class Opening:
-    """The first thing a worker does: sees to it that the data set finds itself, then calls the user's ``worker_init_fn``."""
+    """The first thing a worker does: the data set is shown its place, then the user's ``worker_init_fn`` is called."""
 
     def __init__(self, user_function: Callable[[int], None] | None) -> None:
         self._user_function = user_function
