@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from lockstep.parallel.attach import replicate as replicate
     from lockstep.parallel.attach import sync_gradients as sync_gradients
     from lockstep.parallel.attach import unwrap as unwrap
+    from lockstep.parallel.batchnorm import SyncBatchNorm as SyncBatchNorm
+    from lockstep.parallel.batchnorm import convert_sync_batchnorm as convert_sync_batchnorm
+    from lockstep.parallel.batchnorm import create_syncbn_process_group as create_syncbn_process_group
+    from lockstep.parallel.batchnorm import revert_sync_batchnorm as revert_sync_batchnorm
     from lockstep.train.bar import progress as progress
     from lockstep.train.update import Update as Update
     from lockstep.world import World as World
@@ -33,9 +37,12 @@ else:
         "LostRankError": "lockstep.errors",
         "MismatchError": "lockstep.errors",
         "NotFiniteError": "lockstep.errors",
+        "SyncBatchNorm": "lockstep.parallel.batchnorm",
         "Update": "lockstep.train.update",
         "UsageError": "lockstep.errors",
         "World": "lockstep.world",
+        "convert_sync_batchnorm": "lockstep.parallel.batchnorm",
+        "create_syncbn_process_group": "lockstep.parallel.batchnorm",
         "first": "lockstep.world",
         "gather": "lockstep.collectives",
         "init": "lockstep.world",
@@ -43,6 +50,7 @@ else:
         "no_sync": "lockstep.parallel.attach",
         "progress": "lockstep.train.bar",
         "replicate": "lockstep.parallel.attach",
+        "revert_sync_batchnorm": "lockstep.parallel.batchnorm",
         "sync_gradients": "lockstep.parallel.attach",
         "total": "lockstep.collectives",
         "unwrap": "lockstep.parallel.attach",
@@ -68,9 +76,12 @@ __all__ = [
     "LostRankError",
     "MismatchError",
     "NotFiniteError",
+    "SyncBatchNorm",
     "Update",
     "UsageError",
     "World",
+    "convert_sync_batchnorm",
+    "create_syncbn_process_group",
     "first",
     "gather",
     "init",
@@ -78,6 +89,7 @@ __all__ = [
     "no_sync",
     "progress",
     "replicate",
+    "revert_sync_batchnorm",
     "sync_gradients",
     "total",
     "unwrap",
