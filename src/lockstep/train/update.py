@@ -107,6 +107,7 @@ class Update:
         self._weight: float | Tensor = 0.0
         self._loss: float | Tensor = 0.0
         self._tally: Callable[[], Tally] | None = None
+        self._fed_by: object | None = None
 
     def __enter__(self) -> "Update":
         if self._inside:
