@@ -1,7 +1,7 @@
 """The passes over this rank's own values, on torch's fused kernels: one table row for each kind of device.
 
 The operators below are torch's, but most have no page in its documentation. Checked on torch 2.13 (CPU; tests/gpu
-compares the CUDA row with the CPU row where there is a GPU). Figures: benchmarks/syncbn.py.
+compares the CUDA row with the CPU row where there is a GPU).
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def statistics_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-# From this size of a plane on, measuring each plane by itself is the faster way (they cross between 25 and 49).
+# From this size of a plane on, measuring each plane by itself is the faster way.
 _PLANE = 32
 
 
@@ -41,9 +41,9 @@ def _cpu_measure(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:  # noqa: ARG00
     samples, channels = x.shape[:2]
     plane = x.numel() // (samples * channels)
     if plane >= _PLANE and x.is_contiguous() and x.dtype == statistics_dtype(x):
-        # torch's statistics of contiguous batches are summed one by one; those of its group norm are vectorised, and 2
-        # to 4 times as fast although they write a normalised copy as well. One group for each plane, all of one size,
-        # so that merging them needs no counts. A constant plane has rstd = inf, whose -2nd power is the right 0.
+        # torch's statistics of contiguous batches are summed one by one; those of its group norm are vectorised, faster
+        # although they write a normalised copy as well. One group for each plane, all of one size, so that merging them
+        # needs no counts. A constant plane has rstd = inf, whose -2nd power is the right 0.
         _, mean, rstd = torch.native_group_norm(x, None, None, samples, channels, plane, channels, 0.0)
         merged = mean.mean(0)
         return merged, (rstd.pow(-2) + (mean - merged).square()).mean(0)
