@@ -45,13 +45,13 @@ class Permutation:
         if self._table is not None:
             found: Indices = self._table[positions]
             return found
-        walked = self._network(positions.astype(np.uint64))
+        walked = self._network(positions.astype(np.uint64).reshape(-1))
         # Cycle walking: what fell outside goes through again until it lands inside; fewer than half do each time.
         outside = np.flatnonzero(walked >= self.n)
         while outside.size:
             walked[outside] = self._network(walked[outside])
             outside = outside[walked[outside] >= self.n]
-        return walked.astype(np.int64)
+        return walked.astype(np.int64).reshape(positions.shape)
 
     def _network(self, x: _Words) -> _Words:
         """Change one part by a function of the other, in turn; each round can be undone, so this is a bijection."""
