@@ -11,20 +11,31 @@ class Feed:
         >>> class Steps:
         ...     def end_of(self, loader):
         ...         print("the end of", loader)
-        >>> steps, feed = Steps(), Feed()
+        >>> class Loader:
+        ...     def __repr__(self):
+        ...         return "train"
+        >>> steps, feed, train = Steps(), Feed(), Loader()
         >>> feed.call_at_end(steps.end_of)
-        >>> feed.gives("train")
-        >>> feed.ended("train")
+        >>> feed.gives(train)
+        >>> feed.loader
+        train
+        >>> feed.ended(train)
         the end of train
     """
 
     def __init__(self) -> None:
-        self.loader: object | None = None
+        # Weak: a loader that nobody uses any more takes its workers with it.
+        self._loader: weakref.ref[object] | None = None
         self._listeners: list[weakref.WeakMethod[Callable[[object], None]]] = []
+
+    @property
+    def loader(self) -> object | None:
+        """The loader that gave the last batch; None before, and once it is gone."""
+        return None if self._loader is None else self._loader()
 
     def gives(self, loader: object) -> None:
         """A loader is about to give a batch."""
-        self.loader = loader
+        self._loader = weakref.ref(loader)
 
     def ended(self, loader: object) -> None:
         """A loader's epoch is over."""
