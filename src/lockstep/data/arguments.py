@@ -99,9 +99,9 @@ def _refuse_nothing(n: int, batch_size: int, drop_last: bool) -> None:
         )
 
 
-def refuse_small_batch(world: World, batch_size: int | None, order: str) -> None:
+def refuse_small_batch(world: World, batch_size: int | None) -> None:
     """Raise if some ranks would never get a sample."""
-    if batch_size is not None and batch_size < world.size and order != "batch sampler":
+    if batch_size is not None and batch_size < world.size:
         raise UsageError(
             f"rank {world.rank} of {world.size}: batch_size={batch_size} counts the samples of all ranks together, so "
             f"it must be at least "

@@ -125,7 +125,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._latest: _Progress | None = None
         self._open: _Progress | None = None  # the iteration that `state_dict` describes
         self._runs = 0
-        refuse_small_batch(current(), batch_size, self._order.name)
+        refuse_small_batch(current(), self.batch_size)
         crowd = crowded(num_workers, current(), len(os.sched_getaffinity(0)))
         if crowd:
             warnings.warn(crowd, stacklevel=2)
@@ -141,7 +141,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Begin a new epoch, on all ranks."""
         world = current()
-        refuse_small_batch(world, self.batch_size, self._order.name)
+        refuse_small_batch(world, self.batch_size)
         run = self._next_run(world)
         self._feed.tasks = self._order.begin(world, run)
         self._next, self._told = (run.epoch + 1, 0), epoch_of(self._users_sampler)

@@ -63,7 +63,8 @@ class Permutation:
             else:
                 high ^= _top_bits(low, key, self._high_bits)
         high <<= low_bits
-        return high | low
+        mixed: _Words = high | low
+        return mixed
 
 
 def _top_bits(x: _Words, key: np.uint64, bits: int) -> _Words:

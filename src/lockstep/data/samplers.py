@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import data as torch_data
 
 from lockstep.collectives.agreement import agree
 from lockstep.data.orders import moment
@@ -155,6 +156,10 @@ class Divided:
         self._given = Given()
 
     def __len__(self) -> int:
+        wraps = type(self._sampler) is torch_data.BatchSampler
+        longest = getattr(division(self._sampler), "longest", None)
+        if self._batch_size is None and wraps and longest is not None:
+            return count_batches(longest, self._sampler.batch_size, self._sampler.drop_last)  # type: ignore[attr-defined]
         return self._count(len_of(self._sampler, "longest"))
 
     def begin(self, world: World, run: Run) -> Iterator[Task]:
