@@ -34,18 +34,34 @@ def describe(x):
 CASES = {
     "a tensor": (torch.ones(3), default_collate, ("torch.float32", (0, 3))),
     "a number": (3, default_collate, ("torch.int64", (0,))),
-    "a tuple": ((torch.ones(2, dtype=torch.half), 1), default_collate, ("list", [("torch.float16", (0, 2)), ("torch.int64", (0,))])),
+    "a tuple": (
+        (torch.ones(2, dtype=torch.half), 1),
+        default_collate,
+        ("list", [("torch.float16", (0, 2)), ("torch.int64", (0,))]),
+    ),
     "one thing in a tuple": ((torch.ones(2),), default_collate, ("list", [("torch.float32", (0, 2))])),
     "words": ("cat", default_collate, ("list", [])),
     "a named tuple": (Pair(1.0, "a"), default_collate, ("Pair", [("torch.float64", (0,)), ("tuple", [])])),
-    "a dictionary": ({"a": 1, "b": torch.ones(1)}, default_collate, {"a": ("torch.int64", (0,)), "b": ("torch.float32", (0, 1))}),
+    "a dictionary": (
+        {"a": 1, "b": torch.ones(1)},
+        default_collate,
+        {"a": ("torch.int64", (0,)), "b": ("torch.float32", (0, 1))},
+    ),
     "a list of samples": (torch.ones(3), list, ("list", [])),
     "an array": (np.ones(2), np.stack, ("float64", (0, 2))),
     "time first": (torch.ones(5, 2), lambda batch: torch.stack(batch, 1), ("torch.float32", (5, 0, 2))),
     "end to end": (torch.ones(5), torch.cat, ("torch.float32", (0,))),
-    "a count": (torch.ones(5), lambda batch: {"x": torch.stack(batch), "n": len(batch)}, {"x": ("torch.float32", (0, 5)), "n": 0}),
+    "a count": (
+        torch.ones(5),
+        lambda batch: {"x": torch.stack(batch), "n": len(batch)},
+        {"x": ("torch.float32", (0, 5)), "n": 0},
+    ),
     "offsets": (torch.ones(5), lambda batch: torch.arange(len(batch) + 1), ("torch.int64", (1,))),
-    "a dataclass": ("cat", lambda batch: Both(torch.ones(len(batch), 2), batch), ("Both", {"x": ("torch.float32", (0, 2)), "names": ("list", [])})),
+    "a dataclass": (
+        "cat",
+        lambda batch: Both(torch.ones(len(batch), 2), batch),
+        ("Both", {"x": ("torch.float32", (0, 2)), "names": ("list", [])}),
+    ),
 }
 
 

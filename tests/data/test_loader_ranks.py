@@ -11,7 +11,7 @@ import lockstep
 
 
 def workers_of_a_rank(number):
-    """Workers by fork, as under every launcher; a rank of these tests would start a server first, which takes seconds."""
+    """Workers by fork, as under a launcher; a rank of these tests would start a server first, for seconds."""
     return {"num_workers": number, "multiprocessing_context": "fork" if number else None}
 
 
@@ -93,7 +93,9 @@ def small_batch(rank):
 
 
 def test_a_batch_smaller_than_the_world_is_refused():
-    with pytest.raises(AssertionError, match="batch_size=2 counts the samples of all ranks together, so it must be at least 3"):
+    with pytest.raises(
+        AssertionError, match="batch_size=2 counts the samples of all ranks together, so it must be at least 3"
+    ):
         run_ranks(small_batch, 3)
 
 
@@ -114,7 +116,12 @@ def disagree(rank, what):
 
 @pytest.mark.parametrize(
     ("what", "words"),
-    [("samples", "11 samples"), ("batch_size", "batches of 5"), ("seed", "seed 1"), ("epoch", "epoch 3 from position 0")],
+    [
+        ("samples", "11 samples"),
+        ("batch_size", "batches of 5"),
+        ("seed", "seed 1"),
+        ("epoch", "epoch 3 from position 0"),
+    ],
 )
 def test_ranks_that_disagree_are_told_before_the_first_batch(what, words):
     for message in run_ranks(disagree, 2, what):

@@ -129,7 +129,13 @@ def test_exact_and_drop_last_contradict_each_other():
         DistributedSampler(range(10), 2, 0, drop_last=True, exact=True)
 
 
-@given(n=st.integers(1, 60), before=st.integers(1, 5), after=st.integers(1, 5), taken=st.integers(0, 30), seed=st.integers(0, 9))
+@given(
+    n=st.integers(1, 60),
+    before=st.integers(1, 5),
+    after=st.integers(1, 5),
+    taken=st.integers(0, 30),
+    seed=st.integers(0, 9),
+)
 def test_c05_another_number_of_ranks_goes_on_where_it_was(n, before, after, taken, seed):
     """C05: resuming needs the same number of ranks."""
     whole = list(DistributedSampler(range(n), 1, 0, seed=seed))

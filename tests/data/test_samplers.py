@@ -114,7 +114,9 @@ def ours_exact(rank):
 
 
 def batches_of_ours(rank):
-    return {"batch_sampler": torch_data.BatchSampler(lockstep.DistributedSampler(range(9), 2, rank, exact=True), 2, False)}
+    return {
+        "batch_sampler": torch_data.BatchSampler(lockstep.DistributedSampler(range(9), 2, rank, exact=True), 2, False)
+    }
 
 
 @pytest.mark.parametrize(("make", "n"), [(torchs_own, 12), (ours_exact, 9), (batches_of_ours, 9)])

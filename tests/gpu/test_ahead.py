@@ -14,12 +14,12 @@ def test_batches_arrive_on_the_device_unchanged_and_in_order():
         assert images.is_cuda
         assert numbers.is_cuda
         for _ in range(20):  # keeps the device busy while the next batch travels
-            images = images @ torch.eye(4096, device="cuda")
+            images @ images.T
         sums.append(images.sum(1))
         labels.append(numbers)
 
     assert torch.equal(torch.cat(labels).cpu(), torch.arange(1000))
-    torch.testing.assert_close(torch.cat(sums).cpu(), data.tensors[0].sum(1), rtol=1e-3, atol=1e-1)
+    torch.testing.assert_close(torch.cat(sums).cpu(), data.tensors[0].sum(1), rtol=1e-5, atol=1e-2)
 
 
 def test_a_batch_on_its_way_does_not_count_as_given():
