@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def queues_are_through():
-    """torch leaves the threads of a loader's queues to end by themselves, which on a busy machine takes a moment."""
+    """Wait for the threads of a loader's queues, which torch leaves to end by themselves."""
     yield
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
