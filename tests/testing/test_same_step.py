@@ -1,10 +1,12 @@
 import pytest
 import torch
+from ranks import run_ranks
 from torch import nn
 
 from lockstep.errors import UsageError
 from lockstep.testing import assert_same_step
 from lockstep.testing.causes import Trace, first_difference, likely_cause
+from lockstep.testing.same_step import run_steps
 
 BATCH = torch.randn(13, 6, generator=torch.Generator().manual_seed(0)), torch.arange(13) % 3
 
@@ -14,62 +16,82 @@ def cross_entropy(model, batch):
     return nn.functional.cross_entropy(model(x), y, reduction="none")
 
 
+def masked(model, batch):
+    return cross_entropy(model, batch), torch.arange(len(batch[0])) % 4 > 0
+
+
+def averaged(model, batch):
+    return cross_entropy(model, batch).mean()
+
+
+def linear():
+    return nn.Linear(6, 3)
+
+
 def network():
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def test_a_network_with_batch_norm_takes_the_same_steps_on_1_to_4_ranks():
-    """13 samples: every division is uneven."""
-    assert_same_step(network, cross_entropy, BATCH, steps=2)
+def dropout():
+    return nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3))
 
 
-def test_masks_and_optimizers_are_the_users_own():
-    def masked(model, batch):
-        losses = cross_entropy(model, batch[:2])
-        return losses, batch[2]
+class Fickle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(6, 3), nn.Linear(6, 3)
 
-    mask = torch.arange(13) % 4 > 0
-    assert_same_step(
-        lambda: nn.Linear(6, 3), masked, (*BATCH, mask), (3,), make_optimizer=lambda p: torch.optim.AdamW(p, lr=0.1)
-    )
+    def forward(self, x):
+        return self.always(x) + (self.sometimes(x) if len(x) % 2 else 0.0)
 
 
-def fails(make_model, make_loss, **options):
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def on_a_rank(rank, make_model, make_loss, sync_batchnorm):
+    return run_steps(make_model, make_loss, BATCH, sgd, 2, sync_batchnorm, 0)
+
+
+def traces(size, make_model, make_loss, sync_batchnorm=True):
+    backend = "gloo" if size > 1 else None
+    return run_ranks(on_a_rank, size, make_model, make_loss, sync_batchnorm, backend=backend)
+
+
+def test_the_whole_of_it_passes_for_a_network_with_batch_norm_and_fails_for_an_averaged_loss():
+    """A lambda and a closure, as in users' tests; 13 samples, so every division is uneven."""
+    assert_same_step(lambda: network(), cross_entropy, BATCH, ranks=(1, 3))
+
     with pytest.raises(AssertionError) as error:
-        assert_same_step(make_model, make_loss, BATCH, ranks=(2,), **options)
-    return str(error.value)
+        assert_same_step(linear, averaged, BATCH, ranks=(2,))
+
+    assert "2 ranks do not do what one does: the gradient of 'weight' differs on rank 0: by" in str(error.value)
+    assert "averaged before it was summed" in str(error.value)
 
 
-def test_a_loss_that_was_averaged_is_found():
-    message = fails(lambda: nn.Linear(6, 3), lambda model, batch: cross_entropy(model, batch).mean())
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_network_with_batch_norm_takes_the_same_steps(size):
+    alone = traces(1, network, cross_entropy)[0]
 
-    assert "2 ranks do not do what one does: the gradient of 'weight' differs on rank 0: by" in message
-    assert "averaged before it was summed" in message
-
-
-def test_batch_norm_that_is_not_synchronised_is_found():
-    assert "batch norm that is not synchronised: '1'" in fails(network, cross_entropy, sync_batchnorm=False)
+    assert first_difference(alone, traces(size, network, cross_entropy), 1e-5, 1e-4) == ""
 
 
-def test_randomness_is_found():
-    message = fails(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), cross_entropy)
+@pytest.mark.parametrize(
+    ("make_model", "make_loss", "sync_batchnorm", "cause"),
+    [
+        (linear, averaged, True, "the loss was averaged before it was summed"),
+        (network, cross_entropy, False, "batch norm that is not synchronised: '1'"),
+        (dropout, cross_entropy, True, "draws random numbers"),
+        (Fickle, cross_entropy, True, "parameter 'sometimes.weight' was used on some ranks only"),
+        (linear, masked, True, "not plain"),
+    ],
+    ids=["averaged", "batch-norm", "dropout", "some-ranks", "by-position"],
+)
+def test_what_differs_is_found_with_its_likely_cause(make_model, make_loss, sync_batchnorm, cause):
+    alone, ranks = traces(1, make_model, make_loss, sync_batchnorm)[0], traces(2, make_model, make_loss, sync_batchnorm)
 
-    assert "draws random numbers" in message
-
-
-def test_a_parameter_that_depends_on_the_number_of_samples_is_found():
-    class Fickle(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.always, self.sometimes = nn.Linear(6, 3), nn.Linear(6, 3)
-
-        def forward(self, x):
-            return self.always(x) + (self.sometimes(x) if len(x) % 2 else 0.0)
-
-    message = fails(Fickle, cross_entropy)
-
-    assert "used on some ranks only" in message
-    assert "'sometimes.weight'" in message
+    assert first_difference(alone, ranks, 1e-5, 1e-4)
+    assert cause in likely_cause(alone, ranks)
 
 
 def test_arguments_that_make_no_sense_raise():

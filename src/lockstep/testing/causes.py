@@ -87,7 +87,7 @@ def likely_cause(alone: Trace, traces: list[Trace]) -> str:
     ):
         return "make_model() gives another model each time: seed everything that it draws from."
     if alone.drew:
-        return "the forward pass draws random numbers (dropout, noise), each rank its own: use model.eval() or p=0 there."
+        return "the forward pass draws random numbers (dropout, noise), each rank its own: use model.eval() or p=0."
     if traces[0].plain_batch_norms:
         names = ", ".join(map(repr, traces[0].plain_batch_norms[:3]))
         return f"batch norm that is not synchronised: {names}. lockstep.replicate converts it by default."

@@ -61,9 +61,9 @@ def assert_same_step(
             f"steps={steps}, ranks={tuple(ranks)}: write at least one step, and numbers of ranks from 1 up."
         )
     plan = (make_model, make_loss, batch, make_optimizer or _sgd, steps, sync_batchnorm, seed)
-    (alone,) = launch(_run_steps, *plan, ranks=1)
+    (alone,) = launch(run_steps, *plan, ranks=1)
     for size in sorted({*ranks} - {1}):
-        traces = launch(_run_steps, *plan, ranks=size)
+        traces = launch(run_steps, *plan, ranks=size)
         found = first_difference(alone, traces, atol, rtol)
         if found:
             raise AssertionError(
@@ -75,7 +75,7 @@ def _sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def _run_steps(
+def run_steps(
     make_model: Callable[[], nn.Module],
     make_loss: Callable[[nn.Module, Any], Any],
     batch: Any,
