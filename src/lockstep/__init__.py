@@ -1,6 +1,8 @@
 """Data-parallel training for PyTorch: your single-device script on every device you have, with the same numbers."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed
 
 if TYPE_CHECKING:
     from lockstep.collectives import gather as gather
@@ -67,6 +69,15 @@ else:
     def __dir__():
         return sorted({*globals(), *_HOMES})
 
+
+def _start_shm(options: Any, more: object) -> Any:
+    from lockstep.shm.backend import start_group
+
+    return start_group(options, more)
+
+
+# Like gloo and nccl, shm is there by name: init_process_group("shm"), "cpu:shm,cuda:nccl", new_group(backend="shm").
+torch.distributed.Backend.register_backend("shm", _start_shm, extended_api=True, devices=["cpu"])
 
 __all__ = [
     "DataLoader",

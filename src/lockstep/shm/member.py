@@ -1,0 +1,177 @@
+"""One rank in a segment: runs calls, and says what went wrong with one."""
+
+import os
+import threading
+
+from lockstep.errors import LateRankError, LockstepError, LostRankError, MismatchError
+from lockstep.shm.agreement import describe, say_difference
+from lockstep.shm.segment import Meeting
+
+MISMATCH, LATE, LOST, LEFT, STOPPED = 1, 2, 3, 4, 5
+STAYS, LEFT_IN_ORDER, GAVE_UP = 0, 1, 2
+
+SPINS = 3000
+"""Looks at a peer's counter before sleeping, about 0.1 ms: what a message takes at most if nobody is late."""
+
+SPINS_BESIDE = 100
+"""The same for a thread that works beside its caller, which needs the core for something better."""
+
+
+class Member:
+    """This process in a segment. Calls come one at a time; messages one at a time for each peer and direction.
+
+    Args:
+        meeting: From `lockstep.shm.create`.
+        rank: This rank within the group.
+        names: The group's ranks as numbers in the world, for messages.
+        timeout: Seconds that a call waits for its peers.
+    """
+
+    def __init__(self, meeting: Meeting, rank: int, names: list[int], timeout: float) -> None:
+        self.core = meeting.core
+        self.timeout = timeout
+        self._meeting, self._rank, self._names = meeting, rank, names
+        self._calls = 0
+        self._failure: LockstepError | None = None
+        self._closed = threading.Lock()
+        crowded = len(names) > len(os.sched_getaffinity(0))
+        self._spins = (SPINS_BESIDE, SPINS_BESIDE if crowded else SPINS)
+
+    @property
+    def who(self) -> str:
+        """Who speaks, in messages."""
+        whole = self._names == list(range(len(self._names)))
+        return f"rank {self._names[self._rank]}" + (f" of {len(self._names)}" if whole else f" (group of ranks {self._names})")
+
+    def call(
+        self,
+        in_caller: bool,
+        kind: int,
+        op: int,
+        type_: int,
+        root: int,
+        count: int,
+        width: int,
+        ins: int | tuple[int, ...],
+        outs: int | tuple[int, ...],
+        give: int | tuple[int, ...] | None = None,
+        take: int | tuple[int, ...] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Run one collective; the arguments are the core's.
+
+        Raises:
+            MismatchError: Ranks brought different calls, on every rank; the group is as good as before.
+            LateRankError: A rank did not come in time.
+            LostRankError: A rank died or left. After this and the one before, the group is of no use any more.
+        """
+        if self._failure is not None:
+            raise self._again()
+        seconds = self.timeout if timeout is None else timeout
+        number, self._calls = self._calls, self._calls + 1
+        try:
+            verdict = self.core.run(
+                kind, op, type_, root, count, width, ins, outs, give, take, seconds, self._spins[in_caller]
+            )
+        except BaseException:  # a signal's handler raised, Ctrl-C for one
+            self.core.leave(GAVE_UP)
+            self._failure = LostRankError(f"{self.who} was interrupted in collective number {number}.")
+            raise
+        if verdict:
+            what = f"{describe((number, kind, op, type_, self._names[root], count))}, collective number {number}"
+            raise self._explain(verdict & 255, (verdict >> 8) - 1, what, seconds)
+
+    def send(self, in_caller: bool, peer: int, address: int, size: int, tag: int, number: int) -> None:
+        """Send one message; `number` stands for its dtype."""
+        verdict = self.core.send(peer, address, size, tag, number, self.timeout, self._spins[in_caller])
+        self._raise_for_message(verdict, f"send to rank {self._names[peer]}")
+
+    def open(self, in_caller: bool, peer: int) -> tuple[int, int, int]:
+        """Bytes, tag and dtype of the next message from ``peer``."""
+        found = self.core.open(peer, self.timeout, self._spins[in_caller])
+        if isinstance(found, int):
+            self._raise_for_message(found, f"recv from rank {self._names[peer]}")
+            raise AssertionError("an opened message has an envelope")
+        return found
+
+    def read(self, in_caller: bool, peer: int, address: int, size: int) -> None:
+        """Take the bytes of the message that was opened."""
+        verdict = self.core.read(peer, address, size, self.timeout, self._spins[in_caller])
+        self._raise_for_message(verdict, f"recv from rank {self._names[peer]}")
+
+    def find_mail(self) -> int:
+        """Give a peer that has sent something; wait for one if need be."""
+        found = self.core.mail(self.timeout)
+        if isinstance(found, int):
+            self._raise_for_message(found, "recv from any rank")
+            raise AssertionError("mail has a sender")
+        return found[0]
+
+    def refuse(self, text: str) -> MismatchError:
+        """Say that a message is not what was expected."""
+        return MismatchError(f"{self.who}: {text}")
+
+    def stop(self) -> None:
+        """End every wait of this process, and tell the others."""
+        self.core.stop()
+        self.core.leave(LEFT_IN_ORDER if self._failure is None else GAVE_UP)
+
+    def close(self) -> None:
+        """Close what belongs to the system; the memory goes with the last reference to the core."""
+        if self._closed.acquire(blocking=False):
+            for fd in self._meeting.watch:
+                if fd >= 0:
+                    os.close(fd)
+
+    def _again(self) -> LockstepError:
+        failure = self._failure
+        assert failure is not None
+        return type(failure)(f"{self.who}: this shm group ended earlier: {failure}")
+
+    def _raise_for_message(self, verdict: int, what: str) -> None:
+        if verdict:
+            raise self._explain(verdict & 255, (verdict >> 8) - 1, what, self.timeout)
+
+    def _explain(self, outcome: int, culprit: int, what: str, seconds: float) -> LockstepError:
+        if outcome == MISMATCH:
+            return MismatchError(self._mismatch(what))
+        if outcome == STOPPED:
+            return LostRankError(f"{self.who}: the group was destroyed while it was in {what}.")
+        if outcome == LATE:
+            failure: LockstepError = LateRankError(self._late(culprit, what, seconds))
+        else:
+            failure = LostRankError(self._lost(outcome, culprit, what))
+        self.core.leave(GAVE_UP)
+        self._failure = failure
+        return failure
+
+    def _mismatch(self, what: str) -> str:
+        words = [self.core.words(rank) for rank in range(len(self._names))]
+        rows = [(*row[:4], self._names[row[4]], row[5]) for row in words]
+        return (
+            f"{self.who}: the ranks brought different calls to {what}: {say_difference(rows, self.core.shares, self._names)}. "
+            f"Every rank must make the same calls in the same order, with the same sizes and dtypes."
+        )
+
+    def _late(self, culprit: int, what: str, seconds: float) -> str:
+        came = self.core.came()
+        away = [rank for rank, here in enumerate(came) if not here] if "recv" not in what and "send" not in what else [culprit]
+        missing = ", ".join(self._name(rank) for rank in away) or self._name(culprit)
+        here = ", ".join(str(self._names[rank]) for rank in range(len(came)) if rank not in away)
+        return (
+            f"{self.who}: {missing} did not come within {seconds:g} s to {what}; rank(s) {here} did. See what it is doing "
+            f"(py-spy dump --pid {self._meeting.pids[away[0] if away else culprit]}); a step that takes longer needs a larger timeout."
+        )
+
+    def _lost(self, outcome: int, culprit: int, what: str) -> str:
+        if outcome == LOST:
+            how = "died"
+        elif self.core.gone(culprit) == GAVE_UP:
+            how = "gave up after an error of its own"
+        else:
+            how = "left (destroy_process_group)"
+        return f"{self.who}: {self._name(culprit)} {how} while it was waited for in {what}. Look for its own error first."
+
+    def _name(self, rank: int) -> str:
+        return f"rank {self._names[rank]} (pid {self._meeting.pids[rank]})" if rank >= 0 else "any rank"
+
