@@ -90,7 +90,7 @@ def create(store: dist.Store, rank: int, size: int, timeout: float) -> Meeting:
         LateRankError: A rank did not come.
         LostRankError: A rank died while the others were waiting for it here.
     """
-    table = _Table(store, rank, size, time.monotonic() + timeout)
+    table = _Table(store, rank, size, timeout)
     table.put("here", {"pid": os.getpid(), "place": _place(), "trouble": available() or _too_many(size)})
     here = [table.get(f"here/{peer}", peer) for peer in range(size)]
     trouble = next((row["trouble"] for row in here if row["trouble"]), "") or _apart([row["place"] for row in here])
@@ -193,9 +193,9 @@ def _watch(pids: tuple[int, ...], rank: int, descriptors: _Descriptors) -> tuple
 class _Table:
     """Rows that the ranks show each other through the store; waiting for one ends if its rank dies."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, deadline: float) -> None:
-        self._store, self._rank, self._size, self._deadline = store, rank, size, deadline
-        self._started = time.monotonic()
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: float) -> None:
+        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+        self._deadline = time.monotonic() + timeout
         self.pids: tuple[int, ...] = ()
 
     def put(self, name: str, row: dict[str, object]) -> None:
@@ -231,6 +231,6 @@ class _Table:
         if time.monotonic() > self._deadline:
             raise LateRankError(
                 f"rank {self._rank} of {self._size}: rank {peer} did not come to the shm group within "
-                f"{self._deadline - self._started:g} s (waiting for {key!r}). Look for its own error first; a rank that needs "
+                f"{self._timeout:g} s (waiting for {key!r}). Look for its own error first; a rank that needs "
                 f"longer to start needs a larger timeout."
             )

@@ -66,21 +66,27 @@ static inline struct counter *counter_of(const struct group *g, int peer, int on
     return only < 0 ? &seat_of(g, peer)->posts : c;
 }
 
-/* Is there a reason to stop waiting for `target`? Whoever has reached it may be dead or gone: it is not needed any more. */
-static enum outcome look_around(struct group *g, struct patience *p, struct counter *c, uint32_t target, int only, bool long_look) {
+/* The first peer that has not reached `target` and will not: it left, or it died without having left. -1 if there is none. */
+static int find_missing(const struct group *g, struct counter *c, uint32_t target, int only, bool dead) {
     int first = only < 0 ? 0 : only, last = only < 0 ? g->size - 1 : only;
-    if (atomic_load(&g->stop)) return STOPPED;
-    for (int peer = first; long_look && peer <= last; peer++) {
-        if (peer != g->rank && is_dead(g, peer) && !has_reached(counter_of(g, peer, only, c), target)) {
-            p->culprit = peer;
-            return LOST;
-        }
-    }
     for (int peer = first; peer <= last; peer++) {
-        if (peer != g->rank && atomic_load(&seat_of(g, peer)->gone) && !has_reached(counter_of(g, peer, only, c), target)) {
-            p->culprit = peer;
-            return is_dead(g, peer) ? LOST : LEFT;
-        }
+        if (peer == g->rank) continue;
+        bool left = atomic_load(&seat_of(g, peer)->gone) != STAYS;
+        /* The counter last: it may have been raised just before. */
+        if ((dead ? !left && is_dead(g, peer) : left) && !has_reached(counter_of(g, peer, only, c), target)) return peer;
+    }
+    return -1;
+}
+
+/* Is there a reason to stop waiting for `target`? Who has reached it may be dead or gone: it is not needed any more. A rank that left may
+ * have done so because of a dead one, which is then the better answer. */
+static enum outcome look_around(struct group *g, struct patience *p, struct counter *c, uint32_t target, int only, bool long_look) {
+    if (atomic_load(&g->stop)) return STOPPED;
+    int left = find_missing(g, c, target, only, false);
+    int dead = long_look || left >= 0 ? find_missing(g, c, target, only, true) : -1;
+    if (dead >= 0 || left >= 0) {
+        p->culprit = dead >= 0 ? dead : left;
+        return dead >= 0 ? LOST : LEFT;
     }
     if (long_look && now() >= p->deadline) return LATE;
     if (long_look && p->interrupted && p->interrupted(p)) return INTERRUPTED;

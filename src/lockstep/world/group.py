@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -86,33 +87,54 @@ def roll_call(store: Store, place: Place, timeout: float) -> None:
         ) from error
 
 
-def choose_backend(wanted: str, device: torch.device) -> str:
-    """Choose the backend for each kind of tensor.
+def choose_backend(wanted: str, device: torch.device, nodes: int) -> tuple[str, ...]:
+    """Which backends to try, in turn: shared memory where all ranks are on one machine, for CPU tensors.
+
+    A GPU's world keeps gloo for its CPU tensors: with shm, every collective would pass through Python on its way to nccl.
 
     Example:
-        >>> choose_backend("auto", torch.device("cpu")), choose_backend("auto", torch.device("cuda:0"))
-        ('gloo', 'cpu:gloo,cuda:nccl')
+        >>> choose_backend("auto", torch.device("cpu"), nodes=2), choose_backend("auto", torch.device("cuda:0"), nodes=1)
+        (('gloo',), ('cpu:gloo,cuda:nccl',))
     """
     if wanted != "auto":
-        return wanted
-    return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        return (wanted,)
+    if device.type != "cpu":
+        return ("cpu:gloo,cuda:nccl",)
+    return ("shm", "gloo") if nodes == 1 and sys.platform == "linux" else ("gloo",)
 
 
-def start(place: Place, device: torch.device, backend: str, timeout: float) -> None:
+def start(place: Place, device: torch.device, backends: tuple[str, ...], timeout: float) -> str:
     """Connect the ranks and make the default process group.
+
+    Returns:
+        Why the first of ``backends`` could not be used, if it could not; else an empty string.
 
     Raises:
         LateRankError: A rank did not come in time.
-        UsageError: The environment does not say where to meet, or two ranks have the same GPU.
+        UsageError: The environment does not say where to meet, or two ranks have the same GPU, or no backend can be used.
     """
     store = connect(place, find_address(place, os.environ), timeout)
     # A second init in one process must not find the first one's keys.
-    store = PrefixStore(f"lockstep/{next(_starts)}", store)
+    store = dist.PrefixStore(f"lockstep/{next(_starts)}", store)
     roll_call(store, place, timeout)
     refuse_shared_devices(store, place, device)
-    dist.init_process_group(
-        backend, store=store, rank=place.rank, world_size=place.size, timeout=timedelta(seconds=timeout)
-    )
+    reason = ""
+    for backend in backends:
+        try:
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(backend, store),
+                rank=place.rank,
+                world_size=place.size,
+                timeout=timedelta(seconds=timeout),
+            )
+        except UsageError as error:  # shm: the same on every rank
+            if backend == backends[-1]:
+                raise
+            reason = str(error)
+        else:
+            break
+    return reason
 
 
 def refuse_shared_devices(store: Store, place: Place, device: torch.device) -> None:

@@ -96,8 +96,8 @@ def init(
     are none, this is a world of one, which needs no process group. A process group that the script made is adopted.
 
     Args:
-        backend: What torch.distributed calls it, such as ``"gloo"``, or ``"auto"``: nccl for CUDA, gloo for CPU
-            tensors.
+        backend: What torch.distributed calls it, such as ``"gloo"``, or ``"auto"``: nccl for CUDA tensors; for CPU
+            tensors shm where all ranks are on one machine, else gloo.
         device: ``"auto"`` (CUDA if there is any), ``"cpu"``, ``"cuda"``, or one device such as ``"cuda:1"``.
         seed: Seeds python, numpy and torch alike on all ranks: each builds the same model. From the first batch or the
             first training forward on, ranks draw different numbers, for dropout and augmentation; rank 0 those that it
@@ -129,9 +129,10 @@ def init(
     if adopted:
         place = place_in_group(place)
     chosen = claim_device(device, place)
+    note = ""
     if place.size > 1 and not adopted:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-        group.start(place, chosen, group.choose_backend(backend, chosen), seconds)
+        note = group.start(place, chosen, group.choose_backend(backend, chosen, place.nodes), seconds)
         atexit.register(group.end)
     ranks: Ranks = Group(chosen) if dist.is_initialized() else Alone()
     if adopted:
@@ -139,7 +140,7 @@ def init(
     _world = World(place, chosen, agree_on_seed(ranks, seed, place.rank), ranks)
     _world.started = True
     if place.size > 1 and place.rank == 0:
-        sys.stderr.write(f"lockstep: {describe(place, chosen)}\n")
+        sys.stderr.write(f"lockstep: {describe(place, chosen, note)}\n")
     return _world
 
 
@@ -218,7 +219,7 @@ def agree_on_seed(ranks: Ranks, seed: int | None, rank: int) -> int:
     return agreed
 
 
-def describe(place: Place, device: torch.device) -> str:
+def describe(place: Place, device: torch.device, note: str = "") -> str:
     """One line on what was found."""
     nodes = f" on {place.nodes} nodes" if place.nodes > 1 else ""
-    return f"{place.size} ranks{nodes}, {device.type}, {dist.get_backend()}"
+    return f"{place.size} ranks{nodes}, {device.type}, {dist.get_backend()}" + (f" ({note})" if note else "")
