@@ -1,0 +1,83 @@
+"""send and recv."""
+
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks import run_ranks
+
+
+def cross(rank, count):
+    """Both send first: nobody may wait for the other to receive."""
+    out, back = torch.full((count,), float(rank)), torch.empty(count)
+    sending = dist.isend(out, 1 - rank)
+    dist.recv(back, 1 - rank)
+    sending.wait()
+    return back.unique().tolist()
+
+
+def test_both_may_send_first():
+    for count in (1, 5_000_000):
+        assert [[1.0], [0.0]] == run_ranks(cross, 2, count, backend="shm")
+
+
+def by_tag(rank, sent, taken):
+    if rank == 0:
+        for tag in sent:
+            dist.send(torch.full((50_000 * tag + 1,), tag), 1, tag=tag)
+        return None
+    got = []
+    for tag in taken:
+        x = torch.zeros(50_000 * tag + 1, dtype=torch.int64)
+        dist.recv(x, 0, tag=tag)
+        got.append(x.unique().tolist())
+    return got
+
+
+@settings(max_examples=4, deadline=None)
+@given(sent=st.permutations(range(4)), taken=st.permutations(range(4)))
+def test_messages_are_taken_by_their_tags(sent, taken):
+    assert [None, [[tag] for tag in taken]] == run_ranks(by_tag, 2, sent, taken, backend="shm")
+
+
+def from_anyone(rank):
+    if rank:
+        dist.send(torch.full((3,), float(rank)), 0)
+        return None
+    found = {}
+    for _ in range(dist.get_world_size() - 1):
+        x = torch.zeros(3)
+        sender = dist.recv(x)
+        found[sender] = x.tolist()
+    return found
+
+
+def test_a_message_from_anyone_says_whose_it_is():
+    assert {1: [1.0] * 3, 2: [2.0] * 3, 3: [3.0] * 3} == run_ranks(from_anyone, 4, backend="shm")[0]
+
+
+def beside_collectives(rank):
+    big, x = torch.zeros(1_000_000), torch.ones(2)
+    receiving = dist.irecv(big, 1) if rank == 0 else None
+    dist.all_reduce(x)
+    if rank == 1:
+        dist.send(torch.ones(1_000_000), 0)
+    else:
+        receiving.wait()
+    return x.tolist(), big.sum().item()
+
+
+def test_messages_and_collectives_do_not_wait_for_each_other():
+    assert [([2.0, 2.0], 1e6), ([2.0, 2.0], 0.0)] == run_ranks(beside_collectives, 2, backend="shm")
+
+
+def empty_and_strided(rank):
+    x = torch.arange(12.0).reshape(3, 4).t() if rank == 0 else torch.zeros(3, 4).t()
+    nothing = torch.empty(0)
+    (dist.send if rank == 0 else dist.recv)(nothing, 1 - rank)
+    (dist.send if rank == 0 else dist.recv)(x, 1 - rank)
+    return x.tolist()
+
+
+def test_empty_and_strided_messages():
+    assert [torch.arange(12.0).reshape(3, 4).t().tolist()] * 2 == run_ranks(empty_and_strided, 2, backend="shm")
