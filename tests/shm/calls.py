@@ -21,7 +21,9 @@ def parts_of(rank, size, shape, dtype, seed, layout="contiguous"):
 def _tensor(shape, dtype, numbers, layout):
     wide = (*shape[:-1], 2 * shape[-1]) if layout == "strided" and shape else shape
     if dtype.is_floating_point or dtype.is_complex:
-        x = torch.randn(wide, generator=numbers, dtype=torch.complex128 if dtype.is_complex else torch.float64).to(dtype)
+        x = torch.randn(wide, generator=numbers, dtype=torch.complex128 if dtype.is_complex else torch.float64).to(
+            dtype
+        )
     else:
         x = torch.randint(0, 2 if dtype == torch.bool else 100, wide, generator=numbers).to(dtype)
     if layout == "strided" and shape:

@@ -23,7 +23,11 @@ def work_for_ever(end, folder, rank, size, seed, timeout):
     """Random collectives, the same on every rank, until one fails; then say how."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "shm", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+        "shm",
+        store=dist.FileStore(f"{folder}/store", size),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout),
     )
     draw, every = random.Random(seed), calls.REDUCE | calls.MOVE
     end.send("ready")
@@ -82,7 +86,9 @@ rounds = pytest.mark.parametrize("seed", range(50 if os.environ.get("SOAK") else
 
 @rounds
 def test_a_killed_rank_is_named_by_all_others(seed, tmp_path):
-    victim, pid, struck, said = strike(seed, random.Random(seed).choice([2, 3, 4]), signal.SIGKILL, tmp_path, timeout=60)
+    victim, pid, struck, said = strike(
+        seed, random.Random(seed).choice([2, 3, 4]), signal.SIGKILL, tmp_path, timeout=60
+    )
 
     for name, text, _ in said.values():
         assert name == "LostRankError"

@@ -192,7 +192,7 @@ def sub_groups(rank):
 
 
 def test_sub_groups_and_meshes():
-    assert [[2.0, 1.0], [4.0, 1.0, 3.0], [2.0, 5.0], [4.0, 5.0, 3.0]] == run_ranks(sub_groups, 4, backend="shm")
+    assert run_ranks(sub_groups, 4, backend="shm") == [[2.0, 1.0], [4.0, 1.0, 3.0], [2.0, 5.0], [4.0, 5.0, 3.0]]
 
 
 def two_backends(rank):
@@ -204,8 +204,9 @@ def two_backends(rank):
 
 def test_another_device_keeps_its_own_backend():
     """Of CUDA only what can be had without: the group makes the backend that was named for it."""
-    assert [([2.0, 2.0], "ProcessGroupGloo", ["cpu", "cuda"])] * 2 == run_ranks(
-        two_backends, 2, backend="cpu:shm,cuda:gloo"
+    assert (
+        run_ranks(two_backends, 2, backend="cpu:shm,cuda:gloo")
+        == [([2.0, 2.0], "ProcessGroupGloo", ["cpu", "cuda"])] * 2
     )
 
 
@@ -215,7 +216,10 @@ def coalesced(rank):
         dist.all_reduce(a)
         dist.all_reduce(b)
     manager.wait()
-    ops = [dist.P2POp(dist.isend, torch.full((100_000,), float(rank)), 1 - rank), dist.P2POp(dist.irecv, big := torch.empty(100_000), 1 - rank)]
+    ops = [
+        dist.P2POp(dist.isend, torch.full((100_000,), float(rank)), 1 - rank),
+        dist.P2POp(dist.irecv, big := torch.empty(100_000), 1 - rank),
+    ]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     return a.tolist(), b.tolist(), big.unique().item()
@@ -231,4 +235,4 @@ def started_by_init(rank):
 
 
 def test_the_group_of_a_script_is_adopted():
-    assert [(2, "shm")] * 2 == run_ranks(started_by_init, 2, backend="shm")
+    assert run_ranks(started_by_init, 2, backend="shm") == [(2, "shm")] * 2

@@ -38,7 +38,7 @@ def test_h03_different_sizes_raise_on_all_ranks(later):
     for rank, (said, after) in enumerate(run_ranks(h03, 3, later, backend="shm")):
         assert said.startswith(f"rank {rank} of 3: the ranks brought different calls")
         assert "rank 0 called all_reduce (sum) of 4 float32, rank 1 called all_reduce (sum) of 8 float32" in said
-        assert [3.0, 3.0] == after
+        assert after == [3.0, 3.0]
 
 
 def h04(rank):
@@ -50,7 +50,7 @@ def test_h04_different_dtypes_raise_on_all_ranks():
     """H04: gloo adds float bits to int bits."""
     for said, after in run_ranks(h04, 2, backend="shm"):
         assert "rank 0 called all_reduce (sum) of 4 float32, rank 1 called all_reduce (sum) of 4 int32" in said
-        assert [2.0, 2.0] == after
+        assert after == [2.0, 2.0]
 
 
 def h05(rank):
@@ -81,7 +81,7 @@ def large_and_small(rank):
 def test_a_large_call_against_a_small_one_raises():
     for said, after in run_ranks(large_and_small, 2, backend="shm"):
         assert "3000000 float32" in said
-        assert [2.0, 2.0] == after
+        assert after == [2.0, 2.0]
 
 
 def other_roots(rank):
@@ -102,7 +102,7 @@ def other_splits(rank):
 def test_splits_that_do_not_fit_raise_on_all_ranks():
     for said, after in run_ranks(other_splits, 2, backend="shm"):
         assert "rank 1 gives 3 elements to rank 0, which takes 1 from it" in said
-        assert [2.0, 2.0] == after
+        assert after == [2.0, 2.0]
 
 
 def in_a_subgroup(rank):
@@ -127,7 +127,9 @@ def wrong_message(rank):
         dist.send(torch.ones(3), 1)
         dist.send(torch.ones(2), 1)
         return None
-    with pytest.raises(lockstep.MismatchError, match=r"recv expected 5 float64, but rank 0 of the group sent 12 bytes of float32"):
+    with pytest.raises(
+        lockstep.MismatchError, match=r"recv expected 5 float64, but rank 0 of the group sent 12 bytes of float32"
+    ):
         dist.recv(torch.ones(5, dtype=torch.float64), 0)
     x = torch.zeros(2)
     dist.recv(x, 0)
@@ -135,7 +137,7 @@ def wrong_message(rank):
 
 
 def test_a_message_of_another_size_is_refused_and_the_next_one_is_taken():
-    assert [None, [1.0, 1.0]] == run_ranks(wrong_message, 2, backend="shm")
+    assert run_ranks(wrong_message, 2, backend="shm") == [None, [1.0, 1.0]]
 
 
 def refused(rank):

@@ -3,13 +3,13 @@
 import functools
 import os
 
-from shm import calls
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
+from shm import calls
 
 shapes = st.sampled_from([(), (0,), (1,), (7,), (3, 5), (2, 3, 4), (1000,), (129, 257), (70_001,), (300_007,)])
 layouts = st.sampled_from(["contiguous", "strided", "transposed"])
@@ -19,7 +19,7 @@ cases_of = functools.partial(st.lists, min_size=40, max_size=60)
 
 
 def reduction():
-    dtypes = {op: calls.FLOATING + calls.HALVES + calls.WHOLE for op in calls.OPS}
+    dtypes = dict.fromkeys(calls.OPS, calls.FLOATING + calls.HALVES + calls.WHOLE)
     dtypes["AVG"] = calls.FLOATING + calls.HALVES
     dtypes["SUM"] += calls.WIDE + calls.OTHER
     for op in ("BAND", "BOR", "BXOR"):
@@ -119,7 +119,11 @@ def differences_from_gloo(rank, cases):
 
 def known_to_gloo(case):
     name, _, dtype, shape, *_ = case
-    return dtype in calls.FLOATING + calls.WHOLE and 0 not in shape and not (name == "reduce_scatter_tensor" and shape == ())
+    return (
+        dtype in calls.FLOATING + calls.WHOLE
+        and 0 not in shape
+        and not (name == "reduce_scatter_tensor" and shape == ())
+    )
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -184,7 +188,7 @@ def in_rank_order(rank):
 
 def test_ranks_are_combined_in_their_order():
     # (1 + 2^24) - 2^24 is 0 in float32, 1 + (2^24 - 2^24) would be 1.
-    assert [0.0] * 3 == run_ranks(in_rank_order, 3, backend="shm")
+    assert run_ranks(in_rank_order, 3, backend="shm") == [0.0] * 3
 
 
 def add_tiny_halves(rank):
@@ -195,7 +199,7 @@ def add_tiny_halves(rank):
 
 def test_half_types_are_rounded_once():
     # Each 2^-11 alone is lost beside 1 in float16 (a tie, to even); two together are not.
-    assert [[1.0 + 2.0**-10] * 4] * 3 == run_ranks(add_tiny_halves, 3, backend="shm")
+    assert run_ranks(add_tiny_halves, 3, backend="shm") == [[1.0 + 2.0**-10] * 4] * 3
 
 
 def narrow_everything(rank):
@@ -214,7 +218,7 @@ def narrow_everything(rank):
 
 
 def test_every_float16_survives_and_sums_are_rounded_as_torch_rounds():
-    assert [(0, True)] * 2 == run_ranks(narrow_everything, 2, backend="shm")
+    assert run_ranks(narrow_everything, 2, backend="shm") == [(0, True)] * 2
 
 
 def a10(rank):
@@ -225,7 +229,7 @@ def a10(rank):
 
 def test_a10_bfloat16_is_summed():
     """A10: "Invalid scalar type" for bfloat16."""
-    assert [[3.0] * 3] * 2 == run_ranks(a10, 2, backend="shm")
+    assert run_ranks(a10, 2, backend="shm") == [[3.0] * 3] * 2
 
 
 def m06(rank, dtype):
@@ -262,7 +266,7 @@ def scaled(rank):
 
 
 def test_premul_sum_scales_before_it_adds():
-    assert [[1.5] * 3] * 2 == run_ranks(scaled, 2, backend="shm")
+    assert run_ranks(scaled, 2, backend="shm") == [[1.5] * 3] * 2
 
 
 def keep_what_is_not_the_roots(rank):
@@ -272,7 +276,7 @@ def keep_what_is_not_the_roots(rank):
 
 
 def test_reduce_changes_only_the_root():
-    assert [[0.0], [3.0], [2.0]] == run_ranks(keep_what_is_not_the_roots, 3, backend="shm")
+    assert run_ranks(keep_what_is_not_the_roots, 3, backend="shm") == [[0.0], [3.0], [2.0]]
 
 
 def nan_shows(rank, op):
@@ -283,7 +287,7 @@ def nan_shows(rank, op):
 
 @pytest.mark.parametrize("op", [dist.ReduceOp.MIN, dist.ReduceOp.MAX, dist.ReduceOp.SUM], ids=["min", "max", "sum"])
 def test_nan_is_passed_on(op):
-    assert [[True, False]] * 3 == run_ranks(nan_shows, 3, op, backend="shm")
+    assert run_ranks(nan_shows, 3, op, backend="shm") == [[True, False]] * 3
 
 
 def add_five_billion_bytes(rank):
@@ -294,4 +298,4 @@ def add_five_billion_bytes(rank):
 
 
 def test_more_than_two_to_the_32_bytes():
-    assert [(3, 3, 0)] * 2 == run_ranks(add_five_billion_bytes, 2, backend="shm", timeout=110)
+    assert run_ranks(add_five_billion_bytes, 2, backend="shm", timeout=110) == [(3, 3, 0)] * 2

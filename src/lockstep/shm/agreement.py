@@ -17,7 +17,20 @@ OPS = ("", "sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 _OPS = {name.upper(): number for number, name in enumerate(OPS)} | {"PREMUL_SUM": OPS.index("sum")}
 
 # The first TYPES of them can be reduced; all can be moved. Only the order matters, and that it is the same on all ranks.
-_REDUCIBLE = ("float32", "float64", "float16", "bfloat16", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+_REDUCIBLE = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+)
 DTYPES: tuple[torch.dtype, ...] = (
     *(getattr(torch, name) for name in _REDUCIBLE),
     *(torch.bool, torch.complex64, torch.complex128, torch.complex32),
@@ -112,4 +125,6 @@ def say_difference(
     pairs = [(a, b) for a in range(len(words)) for b in range(len(words))]
     giver, taker = next(pair for pair in pairs if len(set(shares(*pair))) == 2)
     given, taken = shares(giver, taker)
-    return f"in all_to_all rank {names[giver]} gives {given} elements to rank {names[taker]}, which takes {taken} from it"
+    return (
+        f"in all_to_all rank {names[giver]} gives {given} elements to rank {names[taker]}, which takes {taken} from it"
+    )

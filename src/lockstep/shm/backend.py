@@ -5,22 +5,24 @@ itself and leaves other devices to the backend that "cpu:shm,cuda:nccl" names fo
 and from C++ (DDP, functional collectives); the names before and after torch 2.12's renaming are both there.
 """
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Backend as _Backend
 from torch.distributed import distributed_c10d as c10d
 
 from lockstep.errors import UsageError
 from lockstep.shm import agreement as agreed
-from lockstep.shm.agreement import NUMBERS, REDUCTIONS, UNKNOWN
 from lockstep.shm.member import Member
 from lockstep.shm.messages import Messages
 from lockstep.shm.segment import create
+from lockstep.shm.tensors import Tensors, plain
 from lockstep.shm.work import Finished, Job, Lane, Pending
+
+_Options: Any = _Backend.Options
 
 NOTHING = Finished([])
 """What a synchronous call returns: torch only asks whether it is over."""
@@ -31,12 +33,9 @@ def start_group(options: Any, _: object = None) -> "SharedMemoryGroup":
     timeout = options.timeout.total_seconds()
     names = list(options.global_ranks_in_group) or list(range(options.group_size))
     meeting = create(options.store, options.group_rank, options.group_size, timeout)
-    return SharedMemoryGroup(options.store, Member(meeting, options.group_rank, names, timeout), options.group_rank, len(names))
-
-
-def plain(x: Tensor) -> Tensor:
-    """The tensor itself if it lies in memory as it is counted, else a copy that does."""
-    return x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else x.contiguous().resolve_conj().resolve_neg()
+    return SharedMemoryGroup(
+        options.store, Member(meeting, options.group_rank, names, timeout), options.group_rank, len(names)
+    )
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
@@ -45,6 +44,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def __init__(self, store: dist.Store, member: Member, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._store, self._member, self._rank, self._size = store, member, rank, size
+        self._tensors = Tensors(member, rank, size)
         self._lane = Lane("shm collectives")
         self._messages = Messages(member, size)
         self._name, self._desc = "", ""
@@ -55,14 +55,14 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """Reduce in place, on every rank."""
-        opts = dist.AllreduceOptions() if opts is None else opts
+        opts = c10d.AllreduceOptions() if opts is None else opts
         if not tensors[0].is_cpu:
             return self._elsewhere(tensors[0], "allreduce", tensors, opts)
-        op = self._operation(tensors[0], opts.reduceOp)
+        op = self._tensors.operation(tensors[0], opts.reduceOp)
 
         def job(in_caller: bool) -> None:
             for x in tensors:
-                self._reduce(in_caller, agreed.ALL_REDUCE, x, op, 0)
+                self._tensors.reduce(in_caller, agreed.ALL_REDUCE, x, op, 0)
 
         return self._do(job, opts, tensors)
 
@@ -72,21 +72,23 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Reduce in place, on one rank; the others keep what they have."""
         if not tensors[0].is_cpu:
             return self._elsewhere(tensors[0], "reduce", tensors, opts)
-        op, root = self._operation(tensors[0], opts.reduceOp), opts.rootRank
+        op, root = self._tensors.operation(tensors[0], opts.reduceOp), opts.rootRank
 
         def job(in_caller: bool) -> None:
-            self._reduce(in_caller, agreed.REDUCE, tensors[0], op, root)
+            self._tensors.reduce(in_caller, agreed.REDUCE, tensors[0], op, root)
 
         return self._do(job, opts, tensors)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:  # type: ignore[override]
         """Reduce every rank's list, and give each rank the entry of its number."""
-        opts = dist.ReduceScatterOptions() if opts is None else opts
+        opts = c10d.ReduceScatterOptions() if opts is None else opts
         if not outputs[0].is_cpu:
             return self._elsewhere(outputs[0], "reduce_scatter", outputs, inputs, opts)
-        self._same_sizes(outputs[0], inputs[0], "reduce_scatter")
-        op = self._operation(outputs[0], opts.reduceOp)
-        return self._do(lambda in_caller: self._reduce_parts(in_caller, outputs[0], inputs[0], op), opts, outputs)
+        self._tensors.same_sizes(outputs[0], inputs[0], "reduce_scatter")
+        op = self._tensors.operation(outputs[0], opts.reduceOp)
+        return self._do(
+            lambda in_caller: self._tensors.reduce_parts(in_caller, outputs[0], inputs[0], op), opts, outputs
+        )
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:  # noqa: A002
         """Reduce, and give each rank its part along the first dimension."""
@@ -96,16 +98,18 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """The same for several tensors."""
-        opts = dist.ReduceScatterOptions() if opts is None else opts
+        opts = c10d.ReduceScatterOptions() if opts is None else opts
         if not outputs[0].is_cpu:
             return self._elsewhere(outputs[0], "reduce_scatter_tensor_coalesced", outputs, inputs, opts)
-        op = self._operation(outputs[0], opts.reduceOp)
+        op = self._tensors.operation(outputs[0], opts.reduceOp)
         for out, x in zip(outputs, inputs, strict=True):
-            self._whole_multiple(out, x, "reduce_scatter")
+            self._tensors.whole_multiple(out, x, "reduce_scatter")
 
         def job(in_caller: bool) -> None:
             for out, x in zip(outputs, inputs, strict=True):
-                self._reduce_parts(in_caller, out, plain(x).view(-1).chunk(self._size) if x.numel() else [x] * self._size, op)
+                self._tensors.reduce_parts(
+                    in_caller, out, plain(x).view(-1).chunk(self._size) if x.numel() else [x] * self._size, op
+                )
 
         return self._do(job, opts, outputs)
 
@@ -122,7 +126,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
         def job(in_caller: bool) -> None:
             for x in tensors:
                 mine = self._rank == root
-                self._move(in_caller, agreed.BROADCAST, root, x, [x] if mine else None, None if mine else {root: x})
+                self._tensors.move(
+                    in_caller, agreed.BROADCAST, root, x, [x] if mine else None, None if mine else {root: x}
+                )
 
         return self._do(job, opts, tensors)
 
@@ -132,15 +138,15 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
         """The same for several tensors."""
-        opts = dist.AllgatherOptions() if opts is None else opts
+        opts = c10d.AllgatherOptions() if opts is None else opts
         if not inputs[0].is_cpu:
             return self._elsewhere(inputs[0], "allgather_coalesced", outputs, inputs, opts)
         for out, x in zip(outputs, inputs, strict=True):
-            self._same_sizes(x, out, "all_gather")
+            self._tensors.same_sizes(x, out, "all_gather")
 
         def job(in_caller: bool) -> None:
             for out, x in zip(outputs, inputs, strict=True):
-                self._move(in_caller, agreed.ALL_GATHER, 0, x, [x], dict(enumerate(out)))
+                self._tensors.move(in_caller, agreed.ALL_GATHER, 0, x, [x], dict(enumerate(out)))
 
         return self._do(job, opts, outputs[0])
 
@@ -152,17 +158,17 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """The same for several tensors."""
-        opts = dist.AllgatherOptions() if opts is None else opts
+        opts = c10d.AllgatherOptions() if opts is None else opts
         if not inputs[0].is_cpu:
             return self._elsewhere(inputs[0], "allgather_into_tensor_coalesced", outputs, inputs, opts)
         for out, x in zip(outputs, inputs, strict=True):
-            self._whole_multiple(x, out, "all_gather")
+            self._tensors.whole_multiple(x, out, "all_gather")
 
         def job(in_caller: bool) -> None:
             for out, x in zip(outputs, inputs, strict=True):
                 whole = plain(out)
                 parts = whole.view(-1).chunk(self._size) if whole.numel() else [whole] * self._size
-                self._move(in_caller, agreed.ALL_GATHER, 0, x, [x], dict(enumerate(parts)))
+                self._tensors.move(in_caller, agreed.ALL_GATHER, 0, x, [x], dict(enumerate(parts)))
                 if whole is not out:
                     out.copy_(whole)
 
@@ -177,9 +183,11 @@ class SharedMemoryGroup(dist.ProcessGroup):
         root, x = opts.rootRank, inputs[0]
         out = outputs[0] if self._rank == root else []
         if self._rank == root:
-            self._same_sizes(x, out, "gather")
+            self._tensors.same_sizes(x, out, "gather")
         return self._do(
-            lambda in_caller: self._move(in_caller, agreed.GATHER, root, x, [x], dict(enumerate(out))), opts, out
+            lambda in_caller: self._tensors.move(in_caller, agreed.GATHER, root, x, [x], dict(enumerate(out))),
+            opts,
+            out,
         )
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:  # type: ignore[override]
@@ -189,33 +197,40 @@ class SharedMemoryGroup(dist.ProcessGroup):
         root, out = opts.rootRank, outputs[0]
         parts = inputs[0] if self._rank == root else None
         if parts is not None:
-            self._same_sizes(out, parts, "scatter")
+            self._tensors.same_sizes(out, parts, "scatter")
         return self._do(
-            lambda in_caller: self._move(in_caller, agreed.SCATTER, root, out, parts, {root: out}), opts, outputs
+            lambda in_caller: self._tensors.move(in_caller, agreed.SCATTER, root, out, parts, {root: out}),
+            opts,
+            outputs,
         )
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """Give every rank the entry of its number in everybody's list; sizes may differ."""
-        opts = dist.AllToAllOptions() if opts is None else opts
+        opts = c10d.AllToAllOptions() if opts is None else opts
         if not outputs[0].is_cpu:
             return self._elsewhere(outputs[0], "alltoall", outputs, inputs, opts)
-        self._one_for_each(outputs, "all_to_all")
-        self._one_for_each(inputs, "all_to_all")
-        return self._do(lambda in_caller: self._exchange(in_caller, outputs, inputs), opts, outputs)
+        self._tensors.one_for_each(outputs, "all_to_all")
+        self._tensors.one_for_each(inputs, "all_to_all")
+        return self._do(lambda in_caller: self._tensors.exchange(in_caller, outputs, inputs), opts, outputs)
 
     def all_to_all_single(  # type: ignore[override]
-        self, output: Tensor, input: Tensor, take: list[int], give: list[int], opts: Any = None  # noqa: A002
+        self,
+        output: Tensor,
+        input: Tensor,
+        take: list[int],
+        give: list[int],
+        opts: Any = None,  # noqa: A002
     ) -> Any:
         """The same with one tensor, split along the first dimension."""
-        opts = dist.AllToAllOptions() if opts is None else opts
+        opts = c10d.AllToAllOptions() if opts is None else opts
         if not output.is_cpu:
             return self._elsewhere(output, "alltoall_base", output, input, take, give, opts)
-        self._splits(output, take)
-        self._splits(input, give)
+        self._tensors.splits(output, take)
+        self._tensors.splits(input, give)
 
         def job(in_caller: bool) -> None:
             whole = plain(output)
-            self._exchange(in_caller, self._split(whole, take), self._split(plain(input), give))
+            self._tensors.exchange(in_caller, self._tensors.split(whole, take), self._tensors.split(plain(input), give))
             if whole is not output:
                 output.copy_(whole)
 
@@ -225,7 +240,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Any:  # type: ignore[override]
         """Wait until every rank is here."""
-        opts = dist.BarrierOptions() if opts is None else opts
+        opts = c10d.BarrierOptions() if opts is None else opts
         limit = opts.timeout.total_seconds()
         timeout = limit if limit > 0 else None
 
@@ -272,7 +287,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> Any:
-        """torch's name for the group."""
+        """Torch's name for the group."""
         return self._name
 
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
@@ -323,6 +338,11 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Give the backend's name."""
         return "shm"
 
+    @property
+    def options(self) -> Any:
+        """What the group was started with, as other backends have it."""
+        return _Options("shm", timeout=timedelta(seconds=self._member.timeout))
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Wait so long from now on."""
         self._member.timeout = timeout.total_seconds()
@@ -332,7 +352,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> Any:  # noqa: ARG002
         works, self._coalescing = self._coalescing or [], None
-        return self._do(lambda _: [work.wait() for work in works], dist.AllreduceOptions(), [])
+        return self._do(lambda _: [work.wait() for work in works], c10d.AllreduceOptions(), [])
 
     def shutdown(self) -> None:
         """Leave: what is still going on here ends, and who waits for this rank hears of it."""
@@ -360,127 +380,6 @@ class SharedMemoryGroup(dist.ProcessGroup):
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
-
-    def _operation(self, x: Tensor, op: dist.ReduceOp) -> tuple[agreed.Reduction, Any]:
-        """The core's numbers, and a factor for every input if there is one."""
-        if x.layout is not torch.strided:
-            raise UsageError(f"{self._member.who}: shm cannot reduce a {x.layout} tensor; pass x.to_dense(), or use gloo.")
-        name = op.op
-        found = REDUCTIONS.get((x.dtype, name))
-        if found is None:
-            raise agreed.refuse_reduction(x.dtype, name, self._member.who)
-        return found, op.__getstate__()[1] if name == dist.ReduceOp.PREMUL_SUM else None
-
-    def _reduce(self, in_caller: bool, kind: int, x: Tensor, op: tuple[agreed.Reduction, Any], root: int) -> None:
-        (number, type_, each), factor = op
-        flat = plain(x)
-        source = flat if factor is None else flat * factor
-        self._member.call(
-            in_caller, kind, number, type_, root, flat.numel() * each, x.element_size() // each, source.data_ptr(), flat.data_ptr()
-        )
-        if flat is not x and (kind == agreed.ALL_REDUCE or root == self._rank):
-            x.copy_(flat)
-
-    def _reduce_parts(self, in_caller: bool, out: Tensor, parts: Sequence[Tensor], op: tuple[agreed.Reduction, Any]) -> None:
-        (number, type_, each), factor = op
-        sources = [plain(part) if factor is None else plain(part) * factor for part in parts]
-        flat = plain(out)
-        count = flat.numel() * each
-        self._member.call(
-            in_caller,
-            agreed.REDUCE_SCATTER,
-            number,
-            type_,
-            0,
-            count,
-            out.element_size() // each,
-            tuple(source.data_ptr() for source in sources),
-            self._addresses({self._rank: flat}),
-            count,
-            count,
-        )
-        if flat is not out:
-            out.copy_(flat)
-
-    def _move(
-        self, in_caller: bool, kind: int, root: int, like: Tensor, parts: Sequence[Tensor] | None, outs: dict[int, Tensor] | None
-    ) -> None:
-        """A message of one size: `parts` to send (one, or one per rank), `outs` to fill by the rank that they come from."""
-        sources = [plain(part) for part in parts or ()]
-        targets = {rank: plain(out) for rank, out in (outs or {}).items()}
-        count = like.numel()
-        alone = kind != agreed.SCATTER and sources
-        self._member.call(
-            in_caller,
-            kind,
-            0,
-            NUMBERS.get(like.dtype, UNKNOWN),
-            root,
-            count,
-            like.element_size(),
-            self._addresses({self._rank: sources[0]} if alone else dict(enumerate(sources))),
-            self._addresses(targets),
-            count,
-            count,
-        )
-        for rank, target in targets.items():
-            if outs and target is not outs[rank]:
-                outs[rank].copy_(target)
-
-    def _exchange(self, in_caller: bool, outs: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-        sources, targets = [plain(part) for part in parts], [plain(out) for out in outs]
-        self._member.call(
-            in_caller,
-            agreed.ALL_TO_ALL,
-            0,
-            NUMBERS.get(outs[0].dtype, UNKNOWN),
-            0,
-            0,
-            outs[0].element_size(),
-            tuple(source.data_ptr() for source in sources),
-            tuple(target.data_ptr() for target in targets),
-            tuple(source.numel() for source in sources),
-            tuple(target.numel() for target in targets),
-        )
-        for out, target in zip(outs, targets, strict=True):
-            if target is not out:
-                out.copy_(target)
-
-    def _addresses(self, tensors: dict[int, Tensor]) -> tuple[int, ...]:
-        return tuple(tensors[rank].data_ptr() if rank in tensors else 0 for rank in range(self._size))
-
-    # Checks of what this rank brings; what the ranks bring together is compared in the core.
-
-    def _one_for_each(self, parts: Sequence[Tensor], call: str) -> None:
-        if len(parts) != self._size:
-            raise UsageError(f"{self._member.who}: {call} takes a list of {self._size} tensors, one for each rank, not {len(parts)}.")
-
-    def _same_sizes(self, x: Tensor, parts: Sequence[Tensor], call: str) -> None:
-        self._one_for_each(parts, call)
-        for rank, part in enumerate(parts):
-            if part.numel() != x.numel() or part.dtype != x.dtype:
-                raise UsageError(
-                    f"{self._member.who}: {call}: tensor {rank} of the list has {part.numel()} elements of {part.dtype}, the other "
-                    f"tensor {x.numel()} of {x.dtype}. All must be alike."
-                )
-
-    def _whole_multiple(self, small: Tensor, large: Tensor, call: str) -> None:
-        if large.numel() != small.numel() * self._size or large.dtype != small.dtype:
-            raise UsageError(
-                f"{self._member.who}: {call}: the tensor for all ranks must be {self._size} times {tuple(small.shape)} of "
-                f"{small.dtype}, not {tuple(large.shape)} of {large.dtype}."
-            )
-
-    def _splits(self, x: Tensor, sizes: list[int]) -> None:
-        good = sum(sizes) == len(x) and len(sizes) == self._size if sizes else len(x) % self._size == 0
-        if not good:
-            raise UsageError(
-                f"{self._member.who}: all_to_all: {len(x)} rows cannot be split into {sizes or f'{self._size} equal parts'}; give one "
-                f"size for each of the {self._size} ranks, that add up to the rows."
-            )
-
-    def _split(self, x: Tensor, sizes: list[int]) -> Sequence[Tensor]:
-        return x.split(sizes or [len(x) // self._size] * self._size)
 
     # Other devices
 
@@ -511,7 +410,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
             made = dist.ProcessGroupGloo(store, self._rank, self._size, timeout)  # type: ignore[attr-defined]
             super()._register_backend(kind, dist.ProcessGroup.BackendType.GLOO, made)
         else:
-            raise UsageError(f"{self._member.who}: beside shm, a group can have nccl or gloo for {device}, not {backend}.")
+            raise UsageError(
+                f"{self._member.who}: beside shm, a group can have nccl or gloo for {device}, not {backend}."
+            )
 
     def _elsewhere(self, x: Tensor, method: str, *args: Any) -> Any:
         self._prepare(x.device.type)

@@ -41,7 +41,9 @@ class Member:
     def who(self) -> str:
         """Who speaks, in messages."""
         whole = self._names == list(range(len(self._names)))
-        return f"rank {self._names[self._rank]}" + (f" of {len(self._names)}" if whole else f" (group of ranks {self._names})")
+        return f"rank {self._names[self._rank]}" + (
+            f" of {len(self._names)}" if whole else f" (group of ranks {self._names})"
+        )
 
     def call(
         self,
@@ -155,7 +157,11 @@ class Member:
 
     def _late(self, culprit: int, what: str, seconds: float) -> str:
         came = self.core.came()
-        away = [rank for rank, here in enumerate(came) if not here] if "recv" not in what and "send" not in what else [culprit]
+        away = (
+            [rank for rank, here in enumerate(came) if not here]
+            if "recv" not in what and "send" not in what
+            else [culprit]
+        )
         missing = ", ".join(self._name(rank) for rank in away) or self._name(culprit)
         here = ", ".join(str(self._names[rank]) for rank in range(len(came)) if rank not in away)
         return (
@@ -170,8 +176,9 @@ class Member:
             how = "gave up after an error of its own"
         else:
             how = "left (destroy_process_group)"
-        return f"{self.who}: {self._name(culprit)} {how} while it was waited for in {what}. Look for its own error first."
+        return (
+            f"{self.who}: {self._name(culprit)} {how} while it was waited for in {what}. Look for its own error first."
+        )
 
     def _name(self, rank: int) -> str:
         return f"rank {self._names[rank]} (pid {self._meeting.pids[rank]})" if rank >= 0 else "any rank"
-

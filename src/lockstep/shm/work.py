@@ -97,7 +97,9 @@ class Pending(dist.Work):
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         if not self._done:
             if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
-                raise LateRankError(f"work.wait(): the call is not over after {seconds:g} s. It goes on; wait again, or longer.")
+                raise LateRankError(
+                    f"work.wait(): the call is not over after {seconds:g} s. It goes on; wait again, or longer."
+                )
             self._running.release()
         if self._error is not None:
             raise self._error

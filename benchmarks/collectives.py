@@ -1,0 +1,104 @@
+"""Collectives on shm beside gloo, from Python, in one run: both groups live in the same ranks and are called in turn.
+
+python benchmarks/collectives.py            2 and 4 ranks, 4 B to 100 MB
+"""
+
+import multiprocessing
+import sys
+import tempfile
+import time
+
+from common import keep, machine, median
+
+SIZES = (4, 64, 1024, 16 * 1024, 256 * 1024, 1 << 20, 4 << 20, 25 << 20, 100 * 10**6)
+ROUNDS = 7
+
+
+def calls(size, bytes_):
+    """Each collective on float32 messages of so many bytes (all_gather: from each rank)."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.ones(bytes_ // 4)
+    parts = [torch.empty_like(x) for _ in range(size)]
+    return {
+        "all_reduce": lambda group: dist.all_reduce(x, group=group),
+        "all_gather": lambda group: dist.all_gather(parts, x, group=group),
+        "broadcast": lambda group: dist.broadcast(x, 0, group=group),
+        "barrier": lambda group: dist.barrier(group=group),
+    }
+
+
+def measure(rank, size, store, results):
+    import torch
+    import torch.distributed as dist
+
+    import lockstep  # noqa: F401  (registers shm)
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    groups = {"gloo": dist.group.WORLD, "shm": dist.new_group(backend="shm")}
+    for bytes_ in SIZES:
+        for name, call in calls(size, bytes_).items():
+            if name == "barrier" and bytes_ != SIZES[0]:
+                continue
+            repeats = max(1, min(200, (4 << 20) // bytes_))
+            times = {backend: [] for backend in groups}
+            for number in range(ROUNDS + 1):
+                for backend, group in groups.items():
+                    call(group)  # together
+                    start = time.perf_counter()
+                    for _ in range(repeats):
+                        call(group)
+                    if number:
+                        times[backend].append((time.perf_counter() - start) / repeats)
+            if rank == 0:
+                results.put((name, bytes_, {backend: median(rows) for backend, rows in times.items()}))
+    if rank == 0:
+        x = torch.ones(SIZES[-1] // 4)
+        copy = torch.empty_like(x).copy_(x)
+        rows = []
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            copy.copy_(x)
+            rows.append(time.perf_counter() - start)
+        results.put(("plain copy", SIZES[-1], {"copy": median(rows)}))
+        results.put(None)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(size):
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        results = context.SimpleQueue()
+        ranks = [context.Process(target=measure, args=(rank, size, f"{folder}/store", results)) for rank in range(size)]
+        for rank in ranks:
+            rank.start()
+        rows = list(iter(results.get, None))
+        for rank in ranks:
+            rank.join()
+    return rows
+
+
+def show(seconds):
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"
+
+
+def main():
+    kept = {}
+    print(machine())
+    for size in map(int, sys.argv[1:] or ("2", "4")):
+        print(f"\n{size} ranks\n{'':12}{'bytes':>12}{'gloo':>12}{'shm':>12}{'ratio':>8}")
+        kept[size] = run(size)
+        for name, bytes_, times in kept[size]:
+            if "copy" in times:
+                print(f"{name:12}{bytes_:>12,}{show(times['copy']):>24}")
+            else:
+                gloo, shm = times["gloo"], times["shm"]
+                print(f"{name:12}{bytes_:>12,}{show(gloo):>12}{show(shm):>12}{gloo / shm:>8.1f}")
+    keep("collectives", kept)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Collectives over tensors: what this rank brings is checked here, what the ranks bring together in the core."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.errors import UsageError
+from lockstep.shm import agreement as agreed
+from lockstep.shm.agreement import NUMBERS, REDUCTIONS, UNKNOWN
+from lockstep.shm.member import Member
+
+Operation = tuple[agreed.Reduction, Any]
+"""The core's numbers, and a factor for every input if there is one."""
+
+
+def plain(x: Tensor) -> Tensor:
+    """The tensor itself if it lies in memory as it is counted, else a copy that does."""
+    return (
+        x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else x.contiguous().resolve_conj().resolve_neg()
+    )
+
+
+class Tensors:
+    """Runs collectives over tensors on this rank's segment, at once and in the caller's thread."""
+
+    def __init__(self, member: Member, rank: int, size: int) -> None:
+        self.member, self.rank, self.size = member, rank, size
+
+    def operation(self, x: Tensor, op: dist.ReduceOp) -> Operation:
+        """The core's numbers, and a factor for every input if there is one."""
+        if x.layout is not torch.strided:
+            raise UsageError(
+                f"{self.member.who}: shm cannot reduce a {x.layout} tensor; pass x.to_dense(), or use gloo."
+            )
+        name = op.op
+        found = REDUCTIONS.get((x.dtype, name))
+        if found is None:
+            raise agreed.refuse_reduction(x.dtype, name, self.member.who)
+        return found, op.__getstate__()[1] if name == dist.ReduceOp.PREMUL_SUM else None
+
+    def reduce(self, in_caller: bool, kind: int, x: Tensor, op: Operation, root: int) -> None:
+        (number, type_, each), factor = op
+        flat = plain(x)
+        source = flat if factor is None else flat * factor
+        self.member.call(
+            in_caller,
+            kind,
+            number,
+            type_,
+            root,
+            flat.numel() * each,
+            x.element_size() // each,
+            source.data_ptr(),
+            flat.data_ptr(),
+        )
+        if flat is not x and (kind == agreed.ALL_REDUCE or root == self.rank):
+            x.copy_(flat)
+
+    def reduce_parts(self, in_caller: bool, out: Tensor, parts: Sequence[Tensor], op: Operation) -> None:
+        (number, type_, each), factor = op
+        sources = [plain(part) if factor is None else plain(part) * factor for part in parts]
+        flat = plain(out)
+        count = flat.numel() * each
+        self.member.call(
+            in_caller,
+            agreed.REDUCE_SCATTER,
+            number,
+            type_,
+            0,
+            count,
+            out.element_size() // each,
+            tuple(source.data_ptr() for source in sources),
+            self.addresses({self.rank: flat}),
+            count,
+            count,
+        )
+        if flat is not out:
+            out.copy_(flat)
+
+    def move(
+        self,
+        in_caller: bool,
+        kind: int,
+        root: int,
+        like: Tensor,
+        parts: Sequence[Tensor] | None,
+        outs: dict[int, Tensor] | None,
+    ) -> None:
+        """A message of one size: `parts` to send (one, or one per rank), `outs` to fill by the rank that they come from."""
+        sources = [plain(part) for part in parts or ()]
+        targets = {rank: plain(out) for rank, out in (outs or {}).items()}
+        count = like.numel()
+        alone = kind != agreed.SCATTER and sources
+        self.member.call(
+            in_caller,
+            kind,
+            0,
+            NUMBERS.get(like.dtype, UNKNOWN),
+            root,
+            count,
+            like.element_size(),
+            self.addresses({self.rank: sources[0]} if alone else dict(enumerate(sources))),
+            self.addresses(targets),
+            count,
+            count,
+        )
+        for rank, target in targets.items():
+            if outs and target is not outs[rank]:
+                outs[rank].copy_(target)
+
+    def exchange(self, in_caller: bool, outs: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+        sources, targets = [plain(part) for part in parts], [plain(out) for out in outs]
+        self.member.call(
+            in_caller,
+            agreed.ALL_TO_ALL,
+            0,
+            NUMBERS.get(outs[0].dtype, UNKNOWN),
+            0,
+            0,
+            outs[0].element_size(),
+            tuple(source.data_ptr() for source in sources),
+            tuple(target.data_ptr() for target in targets),
+            tuple(source.numel() for source in sources),
+            tuple(target.numel() for target in targets),
+        )
+        for out, target in zip(outs, targets, strict=True):
+            if target is not out:
+                out.copy_(target)
+
+    def addresses(self, tensors: dict[int, Tensor]) -> tuple[int, ...]:
+        return tuple(tensors[rank].data_ptr() if rank in tensors else 0 for rank in range(self.size))
+
+    def one_for_each(self, parts: Sequence[Tensor], call: str) -> None:
+        if len(parts) != self.size:
+            raise UsageError(
+                f"{self.member.who}: {call} takes a list of {self.size} tensors, one for each rank, not {len(parts)}."
+            )
+
+    def same_sizes(self, x: Tensor, parts: Sequence[Tensor], call: str) -> None:
+        self.one_for_each(parts, call)
+        for rank, part in enumerate(parts):
+            if part.numel() != x.numel() or part.dtype != x.dtype:
+                raise UsageError(
+                    f"{self.member.who}: {call}: tensor {rank} of the list has {part.numel()} elements of {part.dtype}, the other "
+                    f"tensor {x.numel()} of {x.dtype}. All must be alike."
+                )
+
+    def whole_multiple(self, small: Tensor, large: Tensor, call: str) -> None:
+        if large.numel() != small.numel() * self.size or large.dtype != small.dtype:
+            raise UsageError(
+                f"{self.member.who}: {call}: the tensor for all ranks must be {self.size} times {tuple(small.shape)} of "
+                f"{small.dtype}, not {tuple(large.shape)} of {large.dtype}."
+            )
+
+    def splits(self, x: Tensor, sizes: list[int]) -> None:
+        good = sum(sizes) == len(x) and len(sizes) == self.size if sizes else len(x) % self.size == 0
+        if not good:
+            raise UsageError(
+                f"{self.member.who}: all_to_all: {len(x)} rows cannot be split into {sizes or f'{self.size} equal parts'}; give one "
+                f"size for each of the {self.size} ranks, that add up to the rows."
+            )
+
+    def split(self, x: Tensor, sizes: list[int]) -> Sequence[Tensor]:
+        return x.split(sizes or [len(x) // self.size] * self.size)
