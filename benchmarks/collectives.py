@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 
-from common import keep, machine, median
+from common import keep, machine, median, seconds
 
 SIZES = (4, 64, 1024, 16 * 1024, 256 * 1024, 1 << 20, 4 << 20, 25 << 20, 100 * 10**6)
 ROUNDS = 7
@@ -42,30 +42,33 @@ def measure(rank, size, store, results):
         for name, call in calls(size, bytes_).items():
             if name == "barrier" and bytes_ != SIZES[0]:
                 continue
-            repeats = max(1, min(200, (4 << 20) // bytes_))
-            times = {backend: [] for backend in groups}
-            for number in range(ROUNDS + 1):
-                for backend, group in groups.items():
-                    call(group)  # together
-                    start = time.perf_counter()
-                    for _ in range(repeats):
-                        call(group)
-                    if number:
-                        times[backend].append((time.perf_counter() - start) / repeats)
+            times = in_turn(call, groups, repeats=max(1, min(200, (4 << 20) // bytes_)))
             if rank == 0:
-                results.put((name, bytes_, {backend: median(rows) for backend, rows in times.items()}))
+                results.put((name, bytes_, times))
+    dist.barrier()
     if rank == 0:
         x = torch.ones(SIZES[-1] // 4)
         copy = torch.empty_like(x).copy_(x)
-        rows = []
-        for _ in range(ROUNDS):
-            start = time.perf_counter()
-            copy.copy_(x)
-            rows.append(time.perf_counter() - start)
-        results.put(("plain copy", SIZES[-1], {"copy": median(rows)}))
+        results.put(
+            ("plain copy", SIZES[-1], {"copy": median([seconds(lambda: copy.copy_(x)) for _ in range(ROUNDS)])})
+        )
         results.put(None)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def in_turn(call, groups, repeats):
+    """The median time of a call on each group, over rounds of calls on one and then the other."""
+    times = {backend: [] for backend in groups}
+    for number in range(ROUNDS + 1):
+        for backend, group in groups.items():
+            call(group)  # together
+            start = time.perf_counter()
+            for _ in range(repeats):
+                call(group)
+            if number:
+                times[backend].append((time.perf_counter() - start) / repeats)
+    return {backend: median(rows) for backend, rows in times.items()}
 
 
 def run(size):

@@ -1,9 +1,10 @@
-"""Training steps on two CPU ranks: torch's DDP on gloo, the same on shm, and lockstep.replicate on shm; one thread a rank.
+"""Training steps on two CPU ranks: torch's DDP on gloo, the same on shm, lockstep.replicate on shm; a thread a rank.
 
     python benchmarks/step.py                   all models
     python benchmarks/step.py mlp cnn           some
 
-Samples a second over all ranks, and efficiency: that, over twice what one rank alone does. All variants train in the same processes, in turn.
+Samples a second over all ranks, and efficiency: that, over twice what one rank alone does. All variants train in the
+same processes, in turn.
 """
 
 import json

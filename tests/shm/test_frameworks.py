@@ -1,4 +1,4 @@
-"""What people run on a process group, unchanged: DDP, FSDP2, checkpoints, object collectives, functional collectives, metrics."""
+"""What people run on a process group, unchanged: DDP, FSDP2, checkpoints, object and functional collectives."""
 
 import copy
 

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
 from shm import calls
@@ -14,7 +14,12 @@ from shm import calls
 shapes = st.sampled_from([(), (0,), (1,), (7,), (3, 5), (2, 3, 4), (1000,), (129, 257), (70_001,), (300_007,)])
 layouts = st.sampled_from(["contiguous", "strided", "transposed"])
 # A run of ranks costs a second, a call a millisecond: few runs with many calls each. `make soak` does more.
-many = settings(max_examples=60 if os.environ.get("SOAK") else 3, deadline=None)
+# A failing list of calls names the calls that differ, so shrinking it, which takes minutes, is left out.
+many = settings(
+    max_examples=60 if os.environ.get("SOAK") else 3,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
 cases_of = functools.partial(st.lists, min_size=40, max_size=60)
 
 
@@ -76,8 +81,8 @@ def _wider(dtype):
 
 def differences_of_reductions(rank, cases):
     found, size = [], dist.get_world_size()
-    for seed, (name, op, dtype, shape, layout, root, later) in enumerate(cases):
-        root %= size
+    for seed, (name, op, dtype, shape, layout, wanted, later) in enumerate(cases):
+        root = wanted % size
         everyone = [calls.parts_of(r, size, shape, dtype, seed, layout) for r in range(size)]
         mine = calls.parts_of(rank, size, shape, dtype, seed, layout)
         how = {"op": getattr(dist.ReduceOp, op), "async_op": later}
@@ -106,7 +111,8 @@ def differences_from_gloo(rank, cases):
     for seed, (name, op, dtype, shape, layout, root, later) in enumerate(cases):
         results = []
         for group in (None, gloo):
-            parts = calls.parts_of(rank, size, shape, dtype, seed, layout if group is None else "contiguous")
+            parts = calls.parts_of(rank, size, shape, dtype, seed, layout)
+            parts = parts if group is None else [part.contiguous() for part in parts]  # gloo takes no others
             how = {"op": getattr(dist.ReduceOp, op), "async_op": later}
             results.append(finish(*calls.REDUCE[name](parts, root % size, group, **how)))
         for mine, theirs in zip(*results, strict=True):
@@ -141,8 +147,8 @@ def bits(x):
 
 def differences_of_moves(rank, cases):
     found, size = [], dist.get_world_size()
-    for seed, (name, dtype, shape, layout, root, later) in enumerate(cases):
-        root %= size
+    for seed, (name, dtype, shape, layout, wanted, later) in enumerate(cases):
+        root = wanted % size
         everyone = [calls.parts_of(r, size, shape, dtype, seed) for r in range(size)]
         mine = calls.parts_of(rank, size, shape, dtype, seed)
         if layout == "strided":  # the same numbers, every second place in memory

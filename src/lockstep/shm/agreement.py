@@ -1,4 +1,7 @@
-"""The few words that every call compares with its peers, and the sentence when they differ. The numbers are those of the C core."""
+"""The few words that every call compares with its peers, and the sentence when they differ.
+
+The numbers are those of the C core.
+"""
 
 from collections.abc import Callable
 
@@ -16,7 +19,7 @@ ALL_REDUCE, REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, GATHER, SCATTER, ALL_
 OPS = ("", "sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 _OPS = {name.upper(): number for number, name in enumerate(OPS)} | {"PREMUL_SUM": OPS.index("sum")}
 
-# The first TYPES of them can be reduced; all can be moved. Only the order matters, and that it is the same on all ranks.
+# The first ones can be reduced; all can be moved. The order is that of the core, and the same on all ranks.
 _REDUCIBLE = (
     "float32",
     "float64",

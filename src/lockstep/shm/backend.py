@@ -1,8 +1,9 @@
 """The process group: every collective of torch.distributed, checked and handed to the core.
 
-torch (2.9 to 2.13 were read) lets Python subclass ProcessGroup but not Backend, so one object stands for the whole group: it does CPU tensors
-itself and leaves other devices to the backend that "cpu:shm,cuda:nccl" names for them. torch calls these methods by name, from Python
-and from C++ (DDP, functional collectives); the names before and after torch 2.12's renaming are both there.
+torch (2.9 to 2.13 were read) lets Python subclass ProcessGroup but not Backend, so one object stands for the whole
+group: it does CPU tensors itself and leaves others to the backend that "cpu:shm,cuda:nccl" names for them. torch calls
+these methods by name, from Python and from C++ (DDP, functional collectives); the names before and after torch 2.12's
+renaming are both there.
 """
 
 from datetime import timedelta
@@ -11,18 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Backend as _Backend
-from torch.distributed import distributed_c10d as c10d
+from torch._C import _distributed_c10d as c10d
 
 from lockstep.errors import UsageError
 from lockstep.shm import agreement as agreed
+from lockstep.shm import devices
 from lockstep.shm.member import Member
 from lockstep.shm.messages import Messages
 from lockstep.shm.segment import create
 from lockstep.shm.tensors import Tensors, plain
 from lockstep.shm.work import Finished, Job, Lane, Pending
-
-_Options: Any = _Backend.Options
 
 NOTHING = Finished([])
 """What a synchronous call returns: torch only asks whether it is over."""
@@ -39,10 +38,10 @@ def start_group(options: Any, _: object = None) -> "SharedMemoryGroup":
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
-    """A process group whose CPU tensors travel through shared memory. Made by ``init_process_group("shm")`` and ``new_group``."""
+    """A process group whose CPU tensors travel through shared memory; ``init_process_group("shm")`` makes one."""
 
-    def __init__(self, store: dist.Store, member: Member, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+    def __init__(self, store: c10d.Store, member: Member, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the stub leaves this one out
         self._store, self._member, self._rank, self._size = store, member, rank, size
         self._tensors = Tensors(member, rank, size)
         self._lane = Lane("shm collectives")
@@ -94,9 +93,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Reduce, and give each rank its part along the first dimension."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
-    _reduce_scatter_base = reduce_scatter_single
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
-    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:  # type: ignore[override]
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """The same for several tensors."""
         opts = c10d.ReduceScatterOptions() if opts is None else opts
         if not outputs[0].is_cpu:
@@ -113,7 +112,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
         return self._do(job, opts, outputs)
 
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     # Moves
 
@@ -167,14 +166,14 @@ class SharedMemoryGroup(dist.ProcessGroup):
         def job(in_caller: bool) -> None:
             for out, x in zip(outputs, inputs, strict=True):
                 whole = plain(out)
-                parts = whole.view(-1).chunk(self._size) if whole.numel() else [whole] * self._size
-                self._tensors.move(in_caller, agreed.ALL_GATHER, 0, x, [x], dict(enumerate(parts)))
+                parts = dict(enumerate(self._tensors.equal_parts(whole)))
+                self._tensors.move(in_caller, agreed.ALL_GATHER, 0, x, [x], parts)
                 if whole is not out:
                     out.copy_(whole)
 
         return self._do(job, opts, outputs)
 
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Any:  # type: ignore[override]
         """Give the root a list of what all have."""
@@ -204,7 +203,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             outputs,
         )
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:  # type: ignore[override]
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         """Give every rank the entry of its number in everybody's list; sizes may differ."""
         opts = c10d.AllToAllOptions() if opts is None else opts
         if not outputs[0].is_cpu:
@@ -213,13 +212,13 @@ class SharedMemoryGroup(dist.ProcessGroup):
         self._tensors.one_for_each(inputs, "all_to_all")
         return self._do(lambda in_caller: self._tensors.exchange(in_caller, outputs, inputs), opts, outputs)
 
-    def all_to_all_single(  # type: ignore[override]
+    def all_to_all_single(
         self,
         output: Tensor,
-        input: Tensor,
+        input: Tensor,  # noqa: A002
         take: list[int],
         give: list[int],
-        opts: Any = None,  # noqa: A002
+        opts: Any = None,
     ) -> Any:
         """The same with one tensor, split along the first dimension."""
         opts = c10d.AllToAllOptions() if opts is None else opts
@@ -236,9 +235,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
         return self._do(job, opts, [output])
 
-    alltoall_base = all_to_all_single
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
 
-    def barrier(self, opts: Any = None) -> Any:  # type: ignore[override]
+    def barrier(self, opts: Any = None) -> Any:
         """Wait until every rank is here."""
         opts = c10d.BarrierOptions() if opts is None else opts
         limit = opts.timeout.total_seconds()
@@ -313,13 +312,13 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """How many ranks the group has."""
         return self._size
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> c10d.Store:
         """Give the store in which the ranks met."""
         return self._store
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device(device) for device in self._devices()]
+        return [torch.device(device) for device in devices.backends_of(self)]
 
     def _get_backend(self, device: torch.device) -> Any:
         if device.type == "cpu":
@@ -341,7 +340,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     @property
     def options(self) -> Any:
         """What the group was started with, as other backends have it."""
-        return _Options("shm", timeout=timedelta(seconds=self._member.timeout))
+        return c10d.Backend.Options("shm", timeout=timedelta(seconds=self._member.timeout))
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Wait so long from now on."""
@@ -383,36 +382,12 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     # Other devices
 
-    def _devices(self) -> dict[str, str]:
-        """Which backend each kind of device has in this group."""
-        config = dist.get_backend_config(self) if self in c10d._world.pg_backend_config else "cpu:shm"
-        return dict(c10d.BackendConfig(c10d.Backend(config)).get_device_backend_map())
-
     def _prepare(self, device: str) -> None:
         """Make the backend for another kind of device, when its first tensor comes."""
-        backend = self._devices().get(device)
-        if backend in (None, "shm"):
-            raise UsageError(
-                f"{self._member.who}: shm moves CPU tensors, and this group has no backend for {device}. Start it with "
-                f'init_process_group("cpu:shm,cuda:nccl"), or move the tensor to the CPU.'
-            )
         kind = torch.device(device)
-        if kind in super()._device_types:
-            return
-        store = dist.PrefixStore(f"{device}/", self._store)
-        timeout = timedelta(seconds=self._member.timeout)
-        if backend == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            made: Any = dist.ProcessGroupNCCL(store, self._rank, self._size, options)
-            super()._register_backend(kind, dist.ProcessGroup.BackendType.NCCL, made)
-        elif backend == "gloo":
-            made = dist.ProcessGroupGloo(store, self._rank, self._size, timeout)  # type: ignore[attr-defined]
-            super()._register_backend(kind, dist.ProcessGroup.BackendType.GLOO, made)
-        else:
-            raise UsageError(
-                f"{self._member.who}: beside shm, a group can have nccl or gloo for {device}, not {backend}."
-            )
+        if kind not in super()._device_types:
+            type_, backend = devices.start_backend(self, device, self._store, self._member.timeout, self._member.who)
+            super()._register_backend(kind, type_, backend)
 
     def _elsewhere(self, x: Tensor, method: str, *args: Any) -> Any:
         self._prepare(x.device.type)

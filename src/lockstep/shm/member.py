@@ -151,7 +151,8 @@ class Member:
         words = [self.core.words(rank) for rank in range(len(self._names))]
         rows = [(*row[:4], self._names[row[4]], row[5]) for row in words]
         return (
-            f"{self.who}: the ranks brought different calls to {what}: {say_difference(rows, self.core.shares, self._names)}. "
+            f"{self.who}: the ranks brought different calls to {what}: "
+            f"{say_difference(rows, self.core.shares, self._names)}. "
             f"Every rank must make the same calls in the same order, with the same sizes and dtypes."
         )
 
@@ -165,8 +166,9 @@ class Member:
         missing = ", ".join(self._name(rank) for rank in away) or self._name(culprit)
         here = ", ".join(str(self._names[rank]) for rank in range(len(came)) if rank not in away)
         return (
-            f"{self.who}: {missing} did not come within {seconds:g} s to {what}; rank(s) {here} did. See what it is doing "
-            f"(py-spy dump --pid {self._meeting.pids[away[0] if away else culprit]}); a step that takes longer needs a larger timeout."
+            f"{self.who}: {missing} did not come within {seconds:g} s to {what}; rank(s) {here} did. See what "
+            f"it is doing (py-spy dump --pid {self._meeting.pids[away[0] if away else culprit]}); a step that takes "
+            f"longer needs a larger timeout."
         )
 
     def _lost(self, outcome: int, culprit: int, what: str) -> str:

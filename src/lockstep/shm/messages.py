@@ -17,8 +17,8 @@ _ENVELOPE = 16
 class Messages:
     """What one rank sends to and receives from each of the others.
 
-    A small message goes out at once, and one that is already there is taken at once; everything else is done in a thread for each peer
-    and direction, so that two ranks may send to each other first and receive later.
+    A small message goes out at once, and one that is already there is taken at once; everything else is done in a
+    thread for each peer and direction, so that two ranks may send to each other first and receive later.
     """
 
     def __init__(self, member: Member, size: int) -> None:

@@ -29,7 +29,7 @@ class Tensors:
     def __init__(self, member: Member, rank: int, size: int) -> None:
         self.member, self.rank, self.size = member, rank, size
 
-    def operation(self, x: Tensor, op: dist.ReduceOp) -> Operation:
+    def operation(self, x: Tensor, op: Any) -> Operation:
         """The core's numbers, and a factor for every input if there is one."""
         if x.layout is not torch.strided:
             raise UsageError(
@@ -89,7 +89,7 @@ class Tensors:
         parts: Sequence[Tensor] | None,
         outs: dict[int, Tensor] | None,
     ) -> None:
-        """A message of one size: `parts` to send (one, or one per rank), `outs` to fill by the rank that they come from."""
+        """Move one size: `parts` to send (one, or one per rank), `outs` to fill by the rank that they come from."""
         sources = [plain(part) for part in parts or ()]
         targets = {rank: plain(out) for rank, out in (outs or {}).items()}
         count = like.numel()
@@ -144,24 +144,28 @@ class Tensors:
         for rank, part in enumerate(parts):
             if part.numel() != x.numel() or part.dtype != x.dtype:
                 raise UsageError(
-                    f"{self.member.who}: {call}: tensor {rank} of the list has {part.numel()} elements of {part.dtype}, the other "
-                    f"tensor {x.numel()} of {x.dtype}. All must be alike."
+                    f"{self.member.who}: {call}: tensor {rank} of the list has {part.numel()} elements of "
+                    f"{part.dtype}, the other tensor {x.numel()} of {x.dtype}. All must be alike."
                 )
 
     def whole_multiple(self, small: Tensor, large: Tensor, call: str) -> None:
         if large.numel() != small.numel() * self.size or large.dtype != small.dtype:
             raise UsageError(
-                f"{self.member.who}: {call}: the tensor for all ranks must be {self.size} times {tuple(small.shape)} of "
-                f"{small.dtype}, not {tuple(large.shape)} of {large.dtype}."
+                f"{self.member.who}: {call}: the tensor for all ranks must be {self.size} times {tuple(small.shape)} "
+                f"of {small.dtype}, not {tuple(large.shape)} of {large.dtype}."
             )
 
     def splits(self, x: Tensor, sizes: list[int]) -> None:
         good = sum(sizes) == len(x) and len(sizes) == self.size if sizes else len(x) % self.size == 0
         if not good:
             raise UsageError(
-                f"{self.member.who}: all_to_all: {len(x)} rows cannot be split into {sizes or f'{self.size} equal parts'}; give one "
-                f"size for each of the {self.size} ranks, that add up to the rows."
+                f"{self.member.who}: all_to_all: {len(x)} rows cannot be split into "
+                f"{sizes or f'{self.size} equal parts'}; give one size for each rank, that add up to the rows."
             )
 
+    def equal_parts(self, x: Tensor) -> Sequence[Tensor]:
+        """One part of a contiguous tensor for each rank."""
+        return torch.chunk(x.view(-1), self.size) if x.numel() else [x] * self.size
+
     def split(self, x: Tensor, sizes: list[int]) -> Sequence[Tensor]:
-        return x.split(sizes or [len(x) // self.size] * self.size)
+        return torch.split(x, sizes or [len(x) // self.size] * self.size)

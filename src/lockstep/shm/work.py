@@ -105,7 +105,9 @@ class Pending(dist.Work):
             raise self._error
         return True
 
-    synchronize = wait
+    def synchronize(self) -> None:
+        """Wait, as torch calls it for devices with streams."""
+        self.wait()
 
     def is_completed(self) -> bool:
         """Whether it is over, well or not."""
@@ -132,7 +134,8 @@ class Pending(dist.Work):
     def get_future(self) -> Future[Any]:
         """Give a future of the tensors, for hooks to chain.
 
-        An error arrives in it as a RuntimeError with the class's name in its text: torch does not carry Python's classes through.
+        An error arrives in it as a RuntimeError with the class's name in its text: torch does not carry Python's
+        classes through.
         """
         with self._guard:
             if self._signal is None:
@@ -149,7 +152,10 @@ class Pending(dist.Work):
 
 
 class Lane:
-    """Calls in the order in which they were made: in the caller's thread if nothing is ahead, else in a thread of the lane's own."""
+    """Calls in the order in which they were made.
+
+    In the caller's thread if nothing is ahead of them, else in a thread of the lane's own.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

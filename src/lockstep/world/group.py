@@ -90,11 +90,13 @@ def roll_call(store: Store, place: Place, timeout: float) -> None:
 def choose_backend(wanted: str, device: torch.device, nodes: int) -> tuple[str, ...]:
     """Which backends to try, in turn: shared memory where all ranks are on one machine, for CPU tensors.
 
-    A GPU's world keeps gloo for its CPU tensors: with shm, every collective would pass through Python on its way to nccl.
+    A GPU's world keeps gloo for its CPU tensors: with shm, every collective would pass through Python before nccl.
 
     Example:
-        >>> choose_backend("auto", torch.device("cpu"), nodes=2), choose_backend("auto", torch.device("cuda:0"), nodes=1)
-        (('gloo',), ('cpu:gloo,cuda:nccl',))
+        >>> choose_backend("auto", torch.device("cpu"), nodes=2)
+        ('gloo',)
+        >>> choose_backend("auto", torch.device("cuda:0"), nodes=1)
+        ('cpu:gloo,cuda:nccl',)
     """
     if wanted != "auto":
         return (wanted,)
@@ -111,11 +113,11 @@ def start(place: Place, device: torch.device, backends: tuple[str, ...], timeout
 
     Raises:
         LateRankError: A rank did not come in time.
-        UsageError: The environment does not say where to meet, or two ranks have the same GPU, or no backend can be used.
+        UsageError: The environment does not say where to meet, two ranks have the same GPU, or no backend can be used.
     """
     store = connect(place, find_address(place, os.environ), timeout)
     # A second init in one process must not find the first one's keys.
-    store = dist.PrefixStore(f"lockstep/{next(_starts)}", store)
+    store = dist.PrefixStore(f"lockstep/{next(_starts)}", store)  # type: ignore[attr-defined]
     roll_call(store, place, timeout)
     refuse_shared_devices(store, place, device)
     reason = ""
@@ -123,7 +125,7 @@ def start(place: Place, device: torch.device, backends: tuple[str, ...], timeout
         try:
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore(backend, store),
+                store=dist.PrefixStore(backend, store),  # type: ignore[attr-defined]
                 rank=place.rank,
                 world_size=place.size,
                 timeout=timedelta(seconds=timeout),
