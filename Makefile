@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test env lint clean
+.PHONY: run test soak env lint clean
 
 run: env
 	$(BIN)/lockstep run -n 2 examples/digits.py
 
 test: lint
 	$(BIN)/pytest -q
+
+# What takes too long for every change: hundreds of killed and stopped ranks, many more random calls, very large tensors.
+soak: env
+	SOAK=1 $(BIN)/pytest -q --timeout=1200 tests/shm
 
 lint: env
 	$(BIN)/ruff check .

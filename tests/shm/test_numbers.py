@@ -11,30 +11,35 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 from shm import calls
 
-shapes = st.sampled_from([(), (0,), (1,), (7,), (3, 5), (2, 3, 4), (1000,), (129, 257), (70_001,), (300_007,)])
+SHAPES = [(1,), (7,), (3, 5), (2, 3, 4), (1000,), (129, 257), (20_001,), (140_003,)]
+filled = st.sampled_from(SHAPES)
+shapes = st.sampled_from([(), (0,), *SHAPES])
 layouts = st.sampled_from(["contiguous", "strided", "transposed"])
 # A run of ranks costs a second, a call a millisecond: few runs with many calls each. `make soak` does more.
 # A failing list of calls names the calls that differ, so shrinking it, which takes minutes, is left out.
 many = settings(
-    max_examples=60 if os.environ.get("SOAK") else 3,
+    max_examples=60 if os.environ.get("SOAK") else 2,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 cases_of = functools.partial(st.lists, min_size=40, max_size=60)
 
 
-def reduction():
+def reduction(known_to_gloo=False):
     dtypes = dict.fromkeys(calls.OPS, calls.FLOATING + calls.HALVES + calls.WHOLE)
     dtypes["AVG"] = calls.FLOATING + calls.HALVES
     dtypes["SUM"] += calls.WIDE + calls.OTHER
     for op in ("BAND", "BOR", "BXOR"):
         dtypes[op] = (*calls.WHOLE, torch.bool)
+    if known_to_gloo:  # no halves here: it rounds at every step
+        gloos = {*calls.FLOATING, *calls.WHOLE} - {torch.int16}
+        dtypes = {op: [dtype for dtype in some if dtype in gloos] for op, some in dtypes.items()}
     return st.sampled_from(calls.OPS).flatmap(
         lambda op: st.tuples(
             st.sampled_from(list(calls.REDUCE)),
             st.just(op),
             st.sampled_from(dtypes[op]),
-            shapes,
+            filled if known_to_gloo else shapes,
             layouts,
             st.integers(0, 4),
             st.booleans(),
@@ -123,18 +128,9 @@ def differences_from_gloo(rank, cases):
     return found
 
 
-def known_to_gloo(case):
-    name, _, dtype, shape, *_ = case
-    return (
-        dtype in calls.FLOATING + calls.WHOLE
-        and 0 not in shape
-        and not (name == "reduce_scatter_tensor" and shape == ())
-    )
-
-
 @pytest.mark.parametrize("size", [2, 4])
 @many
-@given(cases=cases_of(reduction().filter(known_to_gloo)))
+@given(cases=cases_of(reduction(known_to_gloo=True)))
 def test_reductions_equal_gloos(size, cases):
     found = run_ranks(differences_from_gloo, size, cases, backend="shm")
 
@@ -142,7 +138,8 @@ def test_reductions_equal_gloos(size, cases):
 
 
 def bits(x):
-    return x.contiguous().view(-1).view(torch.uint8) if x.dim() and x.numel() else x.reshape(-1)
+    flat = torch.empty(x.numel(), dtype=x.dtype).copy_(x.reshape(-1))
+    return flat.view(torch.uint8)
 
 
 def differences_of_moves(rank, cases):
@@ -220,11 +217,12 @@ def narrow_everything(rank):
     y = halves[rank].clone()
     dist.all_reduce(y)
     expected = (halves[0].float() + halves[1].float()).to(torch.float16)
-    return wrong.sum().item(), torch.equal(y, expected) or (y != expected).sum().item()
+    different = (y != expected) & ~(y.isnan() & expected.isnan())
+    return wrong.sum().item(), different.sum().item()
 
 
 def test_every_float16_survives_and_sums_are_rounded_as_torch_rounds():
-    assert run_ranks(narrow_everything, 2, backend="shm") == [(0, True)] * 2
+    assert run_ranks(narrow_everything, 2, backend="shm") == [(0, 0)] * 2
 
 
 def a10(rank):
@@ -296,12 +294,13 @@ def test_nan_is_passed_on(op):
     assert run_ranks(nan_shows, 3, op, backend="shm") == [[True, False]] * 3
 
 
-def add_five_billion_bytes(rank):
-    x = torch.zeros(5 * 2**28, dtype=torch.int32)
+def add_four_billion_bytes(rank):
+    x = torch.zeros(2**32 + 64, dtype=torch.uint8)
     x[-1] = x[0] = rank + 1
     dist.all_reduce(x)
     return x[0].item(), x[-1].item(), x[1].item()
 
 
+@pytest.mark.skipif("SOAK" not in os.environ, reason="9 GB and half a minute: make soak")
 def test_more_than_two_to_the_32_bytes():
-    assert run_ranks(add_five_billion_bytes, 2, backend="shm", timeout=110) == [(3, 3, 0)] * 2
+    assert run_ranks(add_four_billion_bytes, 2, backend="shm", timeout=110) == [(3, 3, 0)] * 2

@@ -75,9 +75,7 @@ class Messages:
                 self._kept[peer].remove(kept)
                 _, number, raw = kept
                 self._check(x, peer, raw.numel(), number)
-                x.view(torch.uint8).view(-1).copy_(raw) if x.is_contiguous() and x.dim() else x.copy_(
-                    raw.view(x.dtype).view(x.shape)
-                )
+                x.copy_(raw.view(x.dtype).view(x.shape))
                 return True
         return False
 
