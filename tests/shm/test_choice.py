@@ -37,14 +37,14 @@ def init(rank, folder, most_bytes):
 def test_init_takes_shm_on_one_machine(tmp_path):
     (backend, total, size, said), _ = run_ranks(init, 2, str(tmp_path), 0, backend=None)
 
-    assert ("shm", [2.0, 2.0], 2) == (backend, total, size)
+    assert (backend, total, size) == ("shm", [2.0, 2.0], 2)
     assert "lockstep: 2 ranks, cpu, shm\n" in said
 
 
 def test_init_takes_gloo_where_there_is_no_room_and_says_so(tmp_path):
     (backend, total, _, said), _ = run_ranks(init, 2, str(tmp_path), 100_000, backend=None)
 
-    assert ("gloo", [2.0, 2.0]) == (backend, total)
+    assert (backend, total) == ("gloo", [2.0, 2.0])
     assert "lockstep: 2 ranks, cpu, gloo (the shm backend cannot be used here: File too large" in said
 
 
@@ -74,11 +74,11 @@ def descriptors(rank):
 
 
 def test_groups_that_come_and_go_leave_no_descriptor_open():
-    assert [0, 0] == run_ranks(descriptors, 2, backend="shm")
+    assert run_ranks(descriptors, 2, backend="shm") == [0, 0]
 
 
 def test_importing_lockstep_loads_nothing_of_it():
     code = "import sys, lockstep; print([m for m in sys.modules if m.startswith('lockstep.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
-    assert "[]\n" == done.stdout
+    assert done.stdout == "[]\n"
