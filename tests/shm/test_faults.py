@@ -20,16 +20,16 @@ import lockstep
 SIZES = (1, 1000, 200_000, 3_000_000)
 
 
+def start_group(folder, rank, size, timeout):
+    """Meet without haste; the timeout is for the calls."""
+    dist.init_process_group("shm", store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size)
+    dist.group.WORLD.set_timeout(timedelta(seconds=timeout))
+
+
 def work_for_ever(end, folder, rank, size, seed, timeout):
     """Random collectives, the same on every rank, until one fails; then say how."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "shm",
-        store=dist.FileStore(f"{folder}/store", size),
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=timeout),
-    )
+    start_group(folder, rank, size, timeout)
     draw, every = random.Random(seed), calls.REDUCE | calls.MOVE
     end.send("ready")
     while True:
@@ -139,8 +139,7 @@ def in_ranks(function, size, tmp_path, timeout, *args):
 
 def _be_one_of(function, end, folder, rank, size, timeout, args):
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group("shm", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    start_group(folder, rank, size, timeout)
     try:
         end.send(function(rank, *args))
     except BaseException as error:
