@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lockstep.parallel.buckets import small_first
 from lockstep.parallel.engine import storage_uses
-from lockstep.parallel.slots import Slot, real_size
+from lockstep.parallel.slots import Slot, room
 
 # From this size on a gradient is copied as soon as it is there, while it is in the cache and so that its memory is free again; smaller
 # ones are copied together when the bucket is full, which costs a sixth of the time of one call each.
@@ -38,7 +38,7 @@ class Bucket:
         self.params = [slot.param for slot in self.slots]
         self.dtypes = [param.dtype for param in self.params]
         self._small = small
-        self._shape = (sum(real_size(param) for param in self.params), len(slots), extra)
+        self._shape = (sum(room(param) for param in self.params), len(slots), extra)
         self._kind = kind
         for place, slot in enumerate(self.slots):
             slot.bucket, slot.place, slot.large = self, place, place >= small
@@ -56,7 +56,7 @@ class Bucket:
         # Two views of each gradient: one that nobody else gets, and one to be `.grad`, which a script may point elsewhere.
         self.views = views_of(self.body, self.params)
         self._small_views = self.views[: self._small]
-        self._small_body = self.body[: sum(real_size(param) for param in self.params[: self._small])]
+        self._small_body = self.body[: sum(room(param) for param in self.params[: self._small])]
         self.grads = [view.detach() for view in self.views]
         self._pointers = [view.data_ptr() for view in self.views]
         self._uses = storage_uses(self.flat)
@@ -181,10 +181,9 @@ def views_of(body: Tensor, params: list[nn.Parameter]) -> list[Tensor]:
     """One view of ``body`` for each parameter, with its shape, dtype and, where it has no gaps, its strides."""
     views, at = [], 0
     for param in params:
-        piece = body[at : at + real_size(param)]
-        at += real_size(param)
-        if param.is_complex():
-            piece = torch.view_as_complex(piece.view(-1, 2))
+        piece = body[at : at + room(param)]
+        at += room(param)
+        piece = torch.view_as_complex(piece.view(-1, 2)) if param.is_complex() else piece[: param.numel()]
         views.append(piece.as_strided(param.shape, param.stride()) if dense(param) else piece.view(param.shape))
     return views
 

@@ -51,9 +51,10 @@ class Slot:
         self.large = self.taken = self.sparse = False
 
 
-def real_size(param: Tensor) -> int:
-    """Real numbers in a parameter's gradient."""
-    return param.numel() * (2 if param.is_complex() else 1)
+def room(param: Tensor) -> int:
+    """Real numbers that a parameter's gradient takes in a bucket: an even number, so that a complex one can start anywhere."""
+    count = param.numel() * (2 if param.is_complex() else 1)
+    return count + count % 2
 
 
 def real_dtype(param: Tensor) -> torch.dtype:

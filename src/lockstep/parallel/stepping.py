@@ -19,7 +19,8 @@ def follow_optimizers(reducers: "Mapping[Any, Reducer]") -> None:
 
     def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         params = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
-        has_closure = bool(args and args[0] is not None) or kwargs.get("closure") is not None
+        # The optimizer itself is the first argument.
+        has_closure = any(arg is not None for arg in args[1:]) or kwargs.get("closure") is not None
         for reducer in list(reducers.values()):
             if not reducer.members.ids.isdisjoint(map(id, params)):
                 reducer.before_step(optimizer, has_closure)

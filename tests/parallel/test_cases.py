@@ -1,0 +1,65 @@
+"""Every way of `cases.py`, on 1 to 4 ranks, against one process on the whole batch, to 1e-6 or better in float64."""
+
+import functools
+import traceback
+
+import pytest
+import torch
+from parallel.cases import CASES, Tool
+from ranks import run_ranks
+
+import lockstep
+
+
+class Replicated(Tool):
+    def wrap(self, model):
+        return lockstep.replicate(model)
+
+    def inner(self, model):
+        return lockstep.unwrap(model)
+
+    def no_sync(self, model):
+        return lockstep.no_sync(model)
+
+    def sync(self, model):
+        lockstep.sync_gradients(model)
+
+
+TOOLS = {"replicate": Replicated}
+
+
+def everything(rank, tool, names):
+    found = {}
+    for name in names:
+        try:
+            found[name] = CASES[name](TOOLS[tool]([rank]))
+        except Exception:
+            found[name] = traceback.format_exc()
+    return found
+
+
+@functools.cache
+def on_ranks(tool, size):
+    return run_ranks(everything, size, tool, list(CASES), timeout=100)
+
+
+@functools.cache
+def alone(name, size):
+    return CASES[name](Tool(range(size)))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("tool", TOOLS)
+def test_ranks_do_as_one_process(tool, size, name):
+    expected = alone(name, size)
+    first, *others = (found[name] for found in on_ranks(tool, size))
+
+    for actual in (first, *others):
+        assert isinstance(actual, dict), actual
+        assert expected.keys() == actual.keys()
+        for key, value in expected.items():
+            assert (value is None) == (actual[key] is None), key
+            if value is not None:
+                torch.testing.assert_close(actual[key], value, rtol=1e-9, atol=1e-9)
+                assert torch.equal(actual[key], first[key]), f"ranks differ in {key}"
