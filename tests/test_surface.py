@@ -15,6 +15,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 NAMES = [
     "DataLoader",
+    "DistributedDataParallel",
     "DistributedSampler",
     "LateRankError",
     "LockstepError",
@@ -35,6 +36,7 @@ NAMES = [
     "progress",
     "replicate",
     "revert_sync_batchnorm",
+    "sync_buffers",
     "sync_gradients",
     "total",
     "unwrap",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from lockstep.parallel.batchnorm import revert_sync_batchnorm as revert_sync_batchnorm
     from lockstep.train.bar import progress as progress
     from lockstep.train.update import Update as Update
+    from lockstep.parallel.buffers import sync_buffers as sync_buffers
+    from lockstep.parallel.ddp import DistributedDataParallel as DistributedDataParallel
     from lockstep.world import World as World
     from lockstep.world import first as first
     from lockstep.world import init as init
@@ -33,6 +35,7 @@ else:
     # Every public name and the module it lives in, which is loaded when the name is first used.
     _HOMES = {
         "DataLoader": "lockstep.data",
+        "DistributedDataParallel": "lockstep.parallel.ddp",
         "DistributedSampler": "lockstep.data",
         "LateRankError": "lockstep.errors",
         "LockstepError": "lockstep.errors",
@@ -53,6 +56,7 @@ else:
         "progress": "lockstep.train.bar",
         "replicate": "lockstep.parallel.attach",
         "revert_sync_batchnorm": "lockstep.parallel.batchnorm",
+        "sync_buffers": "lockstep.parallel.buffers",
         "sync_gradients": "lockstep.parallel.attach",
         "total": "lockstep.collectives",
         "unwrap": "lockstep.parallel.attach",
@@ -81,6 +85,7 @@ torch.distributed.Backend.register_backend("shm", _start_shm, extended_api=True,
 
 __all__ = [
     "DataLoader",
+    "DistributedDataParallel",
     "DistributedSampler",
     "LateRankError",
     "LockstepError",
@@ -101,6 +106,7 @@ __all__ = [
     "progress",
     "replicate",
     "revert_sync_batchnorm",
+    "sync_buffers",
     "sync_gradients",
     "total",
     "unwrap",

@@ -4,6 +4,8 @@ A case builds its model from a seed, gives it to ``tool.wrap``, and returns what
 some steps. ``tool.loss(f)`` is the mean of ``f(share, x)`` over this process's shares.
 """
 
+import warnings
+
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -439,7 +441,9 @@ def g15_penalty_on_parameter_gradients(tool):
     model = tool.wrap(Net())
     for step in range(2):
         model.zero_grad()
-        tool.loss(lambda _, x: model(x).square().mean(), step).backward(create_graph=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of the reference cycle
+            tool.loss(lambda _, x: model(x).square().mean(), step).backward(create_graph=True)
         penalty = sum(p.grad.square().sum() for p in tool.inner(model).parameters())
         penalty.backward()
     return grads(tool, model)

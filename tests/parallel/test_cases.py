@@ -25,7 +25,22 @@ class Replicated(Tool):
         lockstep.sync_gradients(model)
 
 
-TOOLS = {"replicate": Replicated}
+class Wrapped(Replicated):
+    def wrap(self, model):
+        return lockstep.DistributedDataParallel(model)
+
+    def no_sync(self, model):
+        return model.no_sync()
+
+    def sync(self, model):
+        model.sync_gradients()
+
+
+# float64 in all cases but those that are about other dtypes.
+CLOSE = {dtype: {"rtol": 1e-9, "atol": 1e-9} for dtype in (torch.float64, torch.complex128)}
+CLOSE[torch.float32], CLOSE[torch.bfloat16] = {"rtol": 1e-5, "atol": 1e-6}, {"rtol": 2e-2, "atol": 4e-3}
+
+TOOLS = {"replicate": Replicated, "DistributedDataParallel": Wrapped}
 
 
 def everything(rank, tool, names):
@@ -61,5 +76,5 @@ def test_ranks_do_as_one_process(tool, size, name):
         for key, value in expected.items():
             assert (value is None) == (actual[key] is None), key
             if value is not None:
-                torch.testing.assert_close(actual[key], value, rtol=1e-9, atol=1e-9)
+                torch.testing.assert_close(actual[key], value, **CLOSE[value.dtype])
                 assert torch.equal(actual[key], first[key]), f"ranks differ in {key}"

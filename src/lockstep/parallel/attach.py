@@ -1,7 +1,7 @@
 """`replicate` and what goes with it: the reducer on a model, in place."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from lockstep.parallel.peers import Peers
 from lockstep.parallel.reducer import Reducer
 from lockstep.parallel.same_model import compare_structure, describe, equalise
 from lockstep.parallel.stepping import follow_optimizers
-from lockstep.parallel.transport import Summed
+from lockstep.parallel.transport import Summed, Transport
 from lockstep.world import World, current
 
 M = TypeVar("M", bound=nn.Module)
@@ -63,24 +63,36 @@ def replicate(
         return model
     world.ranks.barrier()
     peers = Peers()
-    attach(model, peers, Summed(peers, communicate), world.device, first_bucket_mb=first_bucket_mb, bucket_mb=bucket_mb)
-    model.register_forward_pre_hook(_before_first_forward)
+    attach(model, peers, Summed(peers, communicate), world.device, caps=(first_bucket_mb, bucket_mb))
+    model.register_forward_pre_hook(before_first_forward)
     return model
 
 
-def attach(model: nn.Module, peers: Peers, transport: Any, device: torch.device, **caps: float) -> Reducer:
-    """Make all ranks' models equal, and put a reducer on this one's."""
-    named = [*model.named_parameters(), *model.named_buffers()]
+def attach(
+    model: nn.Module,
+    peers: Peers,
+    transport: Transport,
+    device: torch.device,
+    *,
+    caps: Sequence[float],
+    ignored: Collection[str] = (),
+    equal: bool = True,
+) -> Reducer:
+    """Make all ranks' models equal, and put a reducer on this one's; ``ignored`` parameters and buffers are left alone."""
+    named = [(name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if name not in ignored]
     compare_structure(describe(named), peers, device)
-    equalise([tensor for _, tensor in named], peers, device)
-    reducer = _reducers[model] = Reducer(model, peers, transport, device, **caps)
+    if equal:
+        equalise([tensor for _, tensor in named], peers, device)
+    reducer = _reducers[model] = Reducer(model, peers, transport, device, caps=caps, ignored=ignored)
     follow_optimizers(_reducers)
     return reducer
 
 
-def refuse_unfit(model: nn.Module, world: World) -> None:
+def refuse_unfit(model: nn.Module, world: World, ignored: Collection[str] = ()) -> None:
     """Raise if a model cannot be replicated on this rank."""
     for name, param in model.named_parameters():
+        if name in ignored:
+            continue
         where = f"rank {world.rank} of {world.size}: parameter {name!r}"
         if isinstance(param, nn.parameter.UninitializedParameter) or param.is_meta:
             raise UsageError(
@@ -149,7 +161,7 @@ def sync_gradients(model: nn.Module) -> None:
         ...     model(torch.ones(1, 2)).sum().backward()
         >>> lockstep.sync_gradients(model)
     """
-    reducer = _needed(model, "sync_gradients")
+    reducer = needed_reducer(model, "sync_gradients")
     if reducer is not None:
         reducer.sync()
 
@@ -170,7 +182,7 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         >>> with lockstep.no_sync(model):
         ...     loss.backward()
     """
-    reducer = _needed(model, "no_sync")
+    reducer = needed_reducer(model, "no_sync")
     if reducer is None:
         yield
         return
@@ -181,7 +193,8 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         reducer.syncing = before
 
 
-def _needed(model: nn.Module, call: str) -> Reducer | None:
+def needed_reducer(model: nn.Module, call: str) -> Reducer | None:
+    """The reducer that ``call`` works on; None in a world of one."""
     reducer = reducer_of(model)
     world = current()
     if reducer is None and world.size > 1:
@@ -192,11 +205,11 @@ def _needed(model: nn.Module, call: str) -> Reducer | None:
     return reducer
 
 
-def _before_first_forward(module: nn.Module, _: Any) -> None:
+def before_first_forward(module: nn.Module, _: Any) -> None:
     """Training begins: from here on ranks draw their own random numbers. Takes itself away."""
     if module.training:
         for key, hook in list(module._forward_pre_hooks.items()):
-            if hook is _before_first_forward:
+            if hook is before_first_forward:
                 del module._forward_pre_hooks[key]
         if module in _reducers:
             current().part_ways()

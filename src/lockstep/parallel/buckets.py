@@ -13,14 +13,14 @@ class Piece(NamedTuple):
     kind: Hashable
 
 
-def fill_buckets(pieces: Sequence[Piece], order: Sequence[int], first: int, cap: int) -> list[list[int]]:
+def fill_buckets(pieces: Sequence[Piece], order: Sequence[int], caps: Sequence[int]) -> list[list[int]]:
     """Divide gradients into buckets, in the order in which they are expected.
 
     Args:
         pieces: All gradients.
         order: Their indices, each once, the one expected first in front.
-        first: Bytes after which the first bucket is full. Small, so that something travels early.
-        cap: The same for the others.
+        caps: Bytes after which the first bucket is full (few, so that something travels early), the second, and so on; the
+            last number is for all others.
 
     Returns:
         The indices in each bucket, buckets in the order in which they become full. A bucket has one kind, and holds one
@@ -28,7 +28,7 @@ def fill_buckets(pieces: Sequence[Piece], order: Sequence[int], first: int, cap:
 
     Example:
         >>> pieces = [Piece(4, "fp32"), Piece(4, "fp32"), Piece(2, "bf16"), Piece(8, "fp32")]
-        >>> fill_buckets(pieces, order=[3, 2, 1, 0], first=8, cap=16)
+        >>> fill_buckets(pieces, order=[3, 2, 1, 0], caps=[8, 16])
         [[3], [2], [1, 0]]
     """
     full: list[list[int]] = []
@@ -38,7 +38,7 @@ def fill_buckets(pieces: Sequence[Piece], order: Sequence[int], first: int, cap:
         kind = pieces[index].kind
         filling.setdefault(kind, []).append(index)
         held[kind] = held.get(kind, 0) + pieces[index].bytes
-        if held[kind] >= (cap if full else first):
+        if held[kind] >= caps[min(len(full), len(caps) - 1)]:
             full.append(filling.pop(kind))
             held.pop(kind)
     return full + list(filling.values())

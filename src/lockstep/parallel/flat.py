@@ -31,9 +31,11 @@ class Bucket:
         sent: Whether it is under way or through.
     """
 
-    def __init__(self, number: int, slots: list[Slot], kind: tuple[torch.dtype, torch.device], extra: int) -> None:
+    def __init__(
+        self, number: int, slots: list[Slot], kind: tuple[torch.dtype, torch.device], scale: float, extra: int
+    ) -> None:
         order, small = small_first([slot.param.numel() * slot.param.element_size() for slot in slots], LARGE)
-        self.number = number
+        self.number, self.scale = number, scale
         self.slots = [slots[i] for i in order]
         self.params = [slot.param for slot in self.slots]
         self.dtypes = [param.dtype for param in self.params]
@@ -69,20 +71,20 @@ class Bucket:
 
     # -- filling ----------------------------------------------------------------------------------------------------------------
 
-    def take(self, slot: Slot, scale: float) -> None:
-        """Copy one gradient in, times ``scale``, and let its memory go."""
+    def take(self, slot: Slot) -> None:
+        """Copy one gradient in, scaled, and let its memory go."""
         self._prepare()
         grad, view = slot.param.grad, self.views[slot.place]
         assert grad is not None
-        if scale == 1 or grad.layout is not torch.strided:
+        if self.scale == 1 or grad.layout is not torch.strided:
             copy_all([view], [grad])
-            view.mul_(scale)
+            view.mul_(self.scale)
         else:
-            torch.mul(grad.detach(), scale, out=view)
+            torch.mul(grad.detach(), self.scale, out=view)
         slot.param.grad, slot.taken = None, True
 
-    def fill(self, scale: float) -> None:
-        """Copy in what is not there yet, times ``scale``; flag what is missing.
+    def fill(self) -> None:
+        """Copy in what is not there yet, scaled; flag what is missing.
 
         From here until they come back parameters have no `.grad`, so that one that grows again while the bucket is under way
         does so in memory of its own.
@@ -98,13 +100,13 @@ class Bucket:
             views = [view for view, grad in zip(views, grads, strict=True) if grad is not None]
         if views:
             copy_all(views, [grad for grad in grads if grad is not None] if missing else grads)
-            if scale != 1:
-                self._small_body.mul_(scale)
+            if self.scale != 1:
+                self._small_body.mul_(self.scale)
         for param in small:
             param.grad = None
         for slot in self.slots[self._small :]:
             if not slot.taken and slot.param.grad is not None:
-                self.take(slot, scale)
+                self.take(slot)
             if not slot.taken:
                 missing.append(slot.place)
                 self.views[slot.place].zero_()

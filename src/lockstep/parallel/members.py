@@ -1,7 +1,7 @@
 """Which parameters a model has, and noticing when that changes."""
 
 import weakref
-from collections.abc import Callable, Iterable, KeysView
+from collections.abc import Callable, Collection, Iterable, KeysView
 from functools import partial
 from typing import Any
 
@@ -27,9 +27,11 @@ class Members:
         changed: Whether something may have changed since `scan`.
     """
 
-    def __init__(self, module: nn.Module, arrived: Callable[[Slot, Tensor], None]) -> None:
+    def __init__(
+        self, module: nn.Module, arrived: Callable[[Slot, Tensor], None], ignored: Collection[str] = ()
+    ) -> None:
         self._module = weakref.ref(module)
-        self._arrived = arrived
+        self._arrived, self._ignored = arrived, ignored
         self._slots: dict[int, Slot] = {}
         self.changed = True
         watch(module, self)
@@ -39,7 +41,7 @@ class Members:
         module = self._module()
         if module is None:
             return [slot for slot in self._slots.values() if slot.param.requires_grad]
-        named = dict(module.named_parameters())
+        named = {name: param for name, param in module.named_parameters() if name not in self._ignored}
         self.adopt(named.items())
         sparse = expecting_sparse(module)
         kept = {id(param) for param in named.values()}

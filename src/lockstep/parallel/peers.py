@@ -57,9 +57,11 @@ class Peers:
         self.wait(self.group.allgather([rows], [mine]))
         return torch.stack(rows)
 
-    def broadcast(self, x: Tensor) -> None:
-        """Overwrite ``x`` with the first rank's."""
-        self.wait(self.group.broadcast([x], dist.BroadcastOptions()))
+    def broadcast(self, x: Tensor, source: int = 0) -> None:
+        """Overwrite ``x`` with that of the rank at position ``source``."""
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        self.wait(self.group.broadcast([x], options))
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:

@@ -9,6 +9,8 @@ What is averaged is whatever stands in `.grad`. Parts of it that were averaged b
 it does not matter how many backwards, with communication or without, made a gradient.
 """
 
+from collections.abc import Collection, Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -35,12 +37,13 @@ class Reducer:
         peers: The ranks.
         transport: How buckets travel.
         device: Where the model lies.
-        first_bucket_mb: MiB in the first bucket.
-        bucket_mb: MiB in every other one.
+        caps: MiB in the first bucket, in the second and so on; the last one is for all others.
+        ignored: Names of parameters that are none of its business.
 
     Attributes:
         syncing: Whether a backward that begins now sends its gradients.
         inactive: Whether this rank has no more data and only keeps the others company.
+        over_active: Whether the average is taken over the ranks that are not inactive.
         steps: How many optimizer steps this rank has taken.
     """
 
@@ -51,13 +54,13 @@ class Reducer:
         transport: Transport,
         device: torch.device,
         *,
-        first_bucket_mb: float = 1.0,
-        bucket_mb: float = 25.0,
+        caps: Sequence[float] = (1.0, 25.0),
+        ignored: Collection[str] = (),
     ) -> None:
         self.peers, self.transport = peers, transport
-        self.syncing, self.inactive, self.steps = True, False, 0
-        self._device = device
-        self._caps = int(first_bucket_mb * MEBIBYTE), int(bucket_mb * MEBIBYTE)
+        self.syncing, self.inactive, self.over_active, self.steps = True, False, True, 0
+        self.device = device
+        self._caps = [int(cap * MEBIBYTE) for cap in caps]
         self._unsent = False
         self._stepped: set[int] | None = None  # optimizers that stepped since the last round; None before the first one
         self._handed: Slot | None = None  # one that had a gradient in the last round
@@ -65,7 +68,7 @@ class Reducer:
         self._fast = _NEVER  # the backward whose gradients take the short way
         self._open = self._local = self._holding = self._failed = False
         self._late: list[Slot] = []
-        self.members = Members(module, self._arrived)
+        self.members = Members(module, self._arrived, ignored)
         self._lay_out(self.members.scan())
 
     # -- the layout -------------------------------------------------------------------------------------------------------------
@@ -86,15 +89,16 @@ class Reducer:
 
     def _divide(self) -> list[list[int]]:
         pieces = [Piece(slot.param.nbytes, (real_dtype(slot.param), slot.param.device)) for slot in self._dense]
-        return fill_buckets(pieces, self._order, *self._caps) or [[]]
+        return fill_buckets(pieces, self._order, self._caps) or [[]]
 
     def _make_buckets(self) -> None:
         last = len(self._groups) - 1
         self._buckets = []
         for number, group in enumerate(self._groups):
             members = [self._dense[i] for i in group]
-            kind = (real_dtype(members[0].param), members[0].param.device) if members else (torch.float32, self._device)
-            self._buckets.append(Bucket(number, members, kind, WORDS if number == last else 0))
+            kind = (real_dtype(members[0].param), members[0].param.device) if members else (torch.float32, self.device)
+            scale = self.transport.scale_for(kind[0])
+            self._buckets.append(Bucket(number, members, kind, scale, WORDS if number == last else 0))
         self._next = 0
 
     # -- gradients arrive -------------------------------------------------------------------------------------------------------
@@ -130,7 +134,7 @@ class Reducer:
             self._late.append(slot)
         elif slot.fired == slot.expected and not self._holding:
             if slot.large:
-                bucket.take(slot, self.transport.scale)
+                bucket.take(slot)
             bucket.waiting -= 1
             if not bucket.waiting:
                 self._send_full()
@@ -168,7 +172,7 @@ class Reducer:
         while self._next < len(self._buckets) - 1 and not self._buckets[self._next].waiting:
             bucket = self._buckets[self._next]
             self._next += 1
-            bucket.fill(self.transport.scale)
+            bucket.fill()
             self.transport.send(bucket)
 
     def _finish(self) -> None:
@@ -196,8 +200,8 @@ class Reducer:
         extras = [(slot, slot.param.grad) for slot in self._late if slot.param.grad is not None]
         if not silent:
             for bucket in self._buckets:
-                if heard.inactive:
-                    bucket.body.mul_(self.peers.size / max(1.0, self.peers.size - heard.inactive))
+                if heard.inactive and self.over_active:
+                    bucket.body.mul_(self.peers.size / (self.peers.size - heard.inactive))
                 bucket.hand_back()
                 bucket.tie_graphs()
         for slot, extra in extras:
@@ -219,7 +223,7 @@ class Reducer:
             if silent:
                 bucket.fill_nothing()
             else:
-                bucket.fill(self.transport.scale)
+                bucket.fill()
             if bucket is self._buckets[-1]:
                 bucket.extra.copy_(torch.tensor(words, dtype=bucket.extra.dtype))
             self.transport.send(bucket)
@@ -228,7 +232,7 @@ class Reducer:
     def _refuse(self, heard: Control) -> None:
         """Raise, on every rank, if the ranks are not in the same step."""
         if not in_step(heard):
-            steps = self.peers.line_up(torch.tensor(self.steps, device=self._device)).tolist()
+            steps = self.peers.line_up(torch.tensor(self.steps, device=self.device)).tolist()
             listed = ", ".join(f"rank {rank}: {count}" for rank, count in zip(self.peers.ranks, steps, strict=True))
             raise MismatchError(
                 f"rank {self.peers.rank}: this backward met another step's on other ranks; optimizer steps taken so far: {listed}. "
@@ -251,7 +255,7 @@ class Reducer:
             slot.expected = slot.fired
         if self._seen is None:
             return
-        seen = torch.tensor([len(self._seen), *complete_order(self._seen, self._order)], device=self._device)
+        seen = torch.tensor([len(self._seen), *complete_order(self._seen, self._order)], device=self.device)
         self.peers.broadcast(seen)
         count, *order = seen.tolist()
         if count:
@@ -260,7 +264,7 @@ class Reducer:
     def _rearrange(self) -> None:
         """The model has changed on some rank: all look again, and must have come to the same."""
         slots = self.members.scan()
-        compare_structure(describe((slot.name, slot.param) for slot in slots), self.peers, self._device)
+        compare_structure(describe((slot.name, slot.param) for slot in slots), self.peers, self.device)
         self._lay_out(slots)
 
     def _restart(self) -> None:
@@ -303,6 +307,21 @@ class Reducer:
         if self._unsent or self._stepped is None or self._stepped or self._emptied():
             self._begin()
             self._finish()
+
+    def keep_company(self) -> None:
+        """Take part in a round of the others without gradients, and take none from it."""
+        self.inactive = True
+        try:
+            self._begin()
+            self._finish()
+        finally:
+            self.inactive = False
+
+    def travel_by(self, transport: Transport) -> None:
+        """Send buckets another way from the next round on."""
+        self.transport = transport
+        for bucket in self._buckets:
+            bucket.scale = transport.scale_for(bucket.flat.dtype)
 
     def before_step(self, optimizer: object, has_closure: bool) -> None:
         """An optimizer is about to use the gradients: average them, if they are not."""

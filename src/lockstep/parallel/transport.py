@@ -17,8 +17,9 @@ _HALVES = (torch.bfloat16, torch.float16)
 class Transport(Protocol):
     """What sends a bucket and waits for it."""
 
-    scale: float
-    """What gradients are multiplied by on their way into a bucket."""
+    def scale_for(self, dtype: torch.dtype) -> float:
+        """What gradients of a dtype are multiplied by on their way into a bucket."""
+        ...
 
     def send(self, bucket: Bucket) -> None:
         """Start."""
@@ -41,13 +42,21 @@ class Summed:
     def __init__(self, peers: Peers, communicate: str | None = None) -> None:
         if communicate not in WIRE_DTYPES:
             raise UsageError(f"rank {peers.rank}: communicate={communicate!r}; write 'bf16', 'fp16' or None.")
-        self.scale = 1 / peers.size
         self._peers, self._wanted = peers, WIRE_DTYPES[communicate]
+
+    def scale_for(self, dtype: torch.dtype) -> float:
+        """One part of as many as there are ranks; halves that travel as float32 are divided there."""
+        return 1.0 if self._widens(dtype) else 1 / self._peers.size
+
+    def _widens(self, dtype: torch.dtype) -> bool:
+        return wire_dtype(dtype, self._wanted, self._peers.backend).itemsize > dtype.itemsize
 
     def send(self, bucket: Bucket) -> None:
         """Start the sum."""
         dtype = wire_dtype(bucket.flat.dtype, self._wanted, self._peers.backend)
         bucket.wire = bucket.flat if dtype == bucket.flat.dtype else bucket.flat.to(dtype)
+        if self._widens(bucket.flat.dtype):
+            bucket.wire[: len(bucket.body)].div_(self._peers.size)
         bucket.work = self._peers.sum_soon(bucket.wire)
 
     def receive(self, bucket: Bucket) -> None:
@@ -67,10 +76,12 @@ class Hooked:
         hook: Takes the state and a bucket, gives a future of the averaged gradients.
     """
 
-    scale = 1.0
-
     def __init__(self, peers: Peers, state: object, hook: Callable[[Any, Any], Any]) -> None:
         self._peers, self._state, self._hook = peers, state, hook
+
+    def scale_for(self, _: torch.dtype) -> float:
+        """Hooks divide by themselves."""
+        return 1.0
 
     def send(self, bucket: Bucket) -> None:
         """Call the hook."""

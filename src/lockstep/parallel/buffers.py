@@ -1,0 +1,108 @@
+"""Buffers, such as batch norm's running statistics, made equal on all ranks."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.errors import UsageError
+from lockstep.parallel.attach import needed_reducer, unwrap
+from lockstep.parallel.peers import Peers
+from lockstep.parallel.same_model import compare_structure, describe
+
+
+def sync_buffers(model: nn.Module, how: str = "mean") -> None:
+    """Make a model's buffers the same on all ranks, now.
+
+    Synchronised batch norm keeps its statistics equal by itself; this is for ordinary batch norm and for buffers of your own, before
+    evaluating or saving. Every rank calls it. Does nothing in a world of one.
+
+    Args:
+        model: A replicated model, or a `DistributedDataParallel`.
+        how: ``"first"``: rank 0's. ``"mean"``: each floating-point buffer's mean over ranks (others are rank 0's); a batch norm's
+            running variance becomes that of all ranks' samples together, the mean of the variances plus the variance of the
+            means.
+
+    Raises:
+        UsageError: Another ``how``, or the model is not replicated.
+        MismatchError: Ranks have different buffers.
+
+    Example:
+        >>> import lockstep, torch
+        >>> model = lockstep.replicate(torch.nn.BatchNorm1d(3), sync_batchnorm=False)
+        >>> lockstep.sync_buffers(model, how="mean")
+    """
+    if how not in _WAYS:
+        raise UsageError(f"lockstep.sync_buffers(how={how!r}): write 'mean' or 'first'.")
+    reducer = needed_reducer(model, "sync_buffers")
+    if reducer is None:
+        return
+    module = unwrap(model)
+    named = list(module.named_buffers())
+    if named:
+        compare_structure(describe(named), reducer.peers, named[0][1].device)
+        with torch.no_grad():
+            _WAYS[how](module, reducer.peers)
+
+
+def take_first(module: nn.Module, peers: Peers) -> None:
+    """Give every rank the first rank's buffers, in one message for each dtype.
+
+    Buffers that are equal already are not written: a graph that was built with them stays valid.
+    """
+    for members in by_kind(list(module.buffers())):
+        packed = torch.cat([member.reshape(-1) for member in members])
+        peers.broadcast(packed)
+        write_back(members, packed)
+
+
+def take_mean(module: nn.Module, peers: Peers) -> None:
+    """Average floating-point buffers over ranks; the others are the first rank's."""
+    norms = [child for child in module.modules() if is_tracking(child)]
+    between = [_spread(child.running_mean, peers) for child in norms]
+    for members in by_kind(list(module.buffers())):
+        packed = torch.cat([member.reshape(-1) for member in members])
+        if packed.is_floating_point() or packed.is_complex():
+            wide = packed.double() if packed.dtype == torch.float64 else packed.to(_wide(packed))
+            wide /= peers.size
+            peers.wait(peers.sum_soon(torch.view_as_real(wide) if wide.is_complex() else wide))
+            packed = wide.to(packed.dtype)
+        else:
+            peers.broadcast(packed)
+        write_back(members, packed)
+    for child, variance in zip(norms, between, strict=True):
+        child.running_var += variance
+
+
+def _wide(packed: Tensor) -> torch.dtype:
+    return packed.dtype if packed.is_complex() else torch.float32
+
+
+def _spread(running_mean: Tensor, peers: Peers) -> Tensor:
+    """The variance of the ranks' running means."""
+    return peers.line_up(running_mean).var(0, correction=0)
+
+
+def is_tracking(module: nn.Module) -> bool:
+    """Whether a module has a running mean and variance."""
+    return all(isinstance(getattr(module, name, None), Tensor) for name in ("running_mean", "running_var"))
+
+
+def by_kind(buffers: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Group tensors by dtype and device, in a fixed order."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for buffer in buffers:
+        kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    return list(kinds.values())
+
+
+def write_back(members: Sequence[Tensor], packed: Tensor) -> None:
+    """Copy from one flat tensor what has changed."""
+    pieces = packed.split_with_sizes([member.numel() for member in members])
+    for member, piece in zip(members, pieces, strict=True):
+        new = piece.view(member.shape)
+        if not torch.equal(member, new):
+            member.copy_(new)
+
+
+_WAYS: dict[str, Callable[[nn.Module, Peers], None]] = {"mean": take_mean, "first": take_first}
