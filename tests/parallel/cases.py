@@ -271,10 +271,15 @@ def sparse_embedding_tied_to_a_dense_layer(tool):
 
 @case
 def sparse_gradient_that_no_module_announces(tool):
-    model = nn.Module()
-    model.table = nn.Parameter(torch.arange(20, dtype=torch.float64).reshape(4, 5) / 7)
-    model.forward = lambda x: F.embedding((x.abs() * 100).long() % 4, model.table, sparse=True).square().mean()
-    model = tool.wrap(model)
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.arange(20, dtype=torch.float64).reshape(4, 5) / 7)
+
+        def forward(self, x):
+            return F.embedding((x.abs() * 100).long() % 4, self.table, sparse=True).square().mean()
+
+    model = tool.wrap(Table())
     tool.loss(lambda _, x: model(x)).backward()
     return grads(tool, model)
 
@@ -451,12 +456,17 @@ def g15_penalty_on_parameter_gradients(tool):
 
 @case
 def complex_parameters(tool):
-    model = nn.Module()
-    torch.manual_seed(5)
-    model.w = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex128))
-    model.v = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
-    model.forward = lambda x: ((x.to(torch.complex128) @ model.w).abs().square() * model.v).mean()
-    model = tool.wrap(model)
+    class Waves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(5)
+            self.v = nn.Parameter(torch.randn(WIDTH, dtype=torch.float64))
+            self.w = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex128))
+
+        def forward(self, x):
+            return ((x.to(torch.complex128) @ self.w).abs().square() * self.v).mean()
+
+    model = tool.wrap(Waves())
     for step in range(2):
         tool.loss(lambda _, x: model(x), step).backward()
     return grads(tool, model)
@@ -468,7 +478,7 @@ def several_dtypes(tool):
     model.c.float()
     model = tool.wrap(model)
     tool.loss(lambda _, x: tool.inner(model).c(model(x, "ab").float()).double().square().mean()).backward()
-    return grads(tool, model)
+    return {name: grad.float() for name, grad in grads(tool, model).items()}
 
 
 @case

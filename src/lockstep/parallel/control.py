@@ -1,50 +1,63 @@
 """The few words that travel behind the last bucket of a round: does anything keep the ranks from going on as they are?"""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import astuple, dataclass
 
 STEPS = 4  # optimizer steps are told apart modulo this
 
 
-class Control(NamedTuple):
-    """What a rank says, or over how many ranks it was said.
+@dataclass(frozen=True)
+class Control:
+    """What a rank says; summed over ranks: how many of them said it.
 
-    Summed over ranks in the bucket's dtype: counts of up to 256 ranks are exact even in bfloat16, and "some rank said it" always.
+    Attributes:
+        changed: The model has changed.
+        late: A gradient grew once more after its bucket had left.
+        failed: The backward raised.
+        inactive: This rank has no more data.
+        weight: What this rank's gradients count.
+        step0: An active rank has taken a number of optimizer steps that leaves this rest when divided by `STEPS`.
+        step1: The same for the next rest.
+        step2: And the next.
+        step3: And the last.
     """
 
     changed: float
     late: float
     failed: float
     inactive: float
-    steps: tuple[float, ...]
+    weight: float
+    step0: float
+    step1: float
+    step2: float
+    step3: float
 
     def words(self) -> list[float]:
         """Everything in a row."""
-        return [self.changed, self.late, self.failed, self.inactive, *self.steps]
+        return list(astuple(self))
 
 
-WORDS = 4 + STEPS
+WORDS = 5 + STEPS
 
 
-def say(*, changed: bool, late: bool, failed: bool, inactive: bool, steps: int) -> Control:
+def say(*, changed: bool, late: bool, failed: bool, inactive: bool, weight: float, steps: int) -> Control:
     """Put a rank's state into words; a rank that is not active has no step of its own."""
-    one_hot = tuple(float(steps % STEPS == i and not inactive) for i in range(STEPS))
-    return Control(float(changed), float(late), float(failed), float(inactive), one_hot)
+    steps_one_hot = (float(steps % STEPS == rest and not inactive) for rest in range(STEPS))
+    return Control(float(changed), float(late), float(failed), float(inactive), float(weight), *steps_one_hot)
 
 
 def understand(words: Sequence[float]) -> Control:
-    """Read the sums.
+    """Read the sums of all ranks' words."""
+    return Control(*words)
+
+
+def in_step(heard: Control) -> bool:
+    """Whether all active ranks have taken the same number of optimizer steps (modulo `STEPS`).
 
     Example:
-        >>> both = [a + b for a, b in zip(say(changed=True, late=False, failed=False, inactive=False, steps=5).words(),
-        ...                               say(changed=False, late=False, failed=False, inactive=False, steps=6).words())]
-        >>> understand(both).changed, in_step(understand(both))
-        (1.0, False)
+        >>> rest = dict(changed=False, late=False, failed=False, inactive=False, weight=1.0)
+        >>> one, other = say(**rest, steps=5).words(), say(**rest, steps=6).words()
+        >>> in_step(understand([a + b for a, b in zip(one, one)])), in_step(understand([a + b for a, b in zip(one, other)]))
+        (True, False)
     """
-    changed, late, failed, inactive, *steps = words
-    return Control(changed, late, failed, inactive, tuple(steps))
-
-
-def in_step(control: Control) -> bool:
-    """Whether all active ranks have taken the same number of optimizer steps (modulo `STEPS`)."""
-    return sum(count > 0 for count in control.steps) <= 1
+    return sum(count > 0 for count in (heard.step0, heard.step1, heard.step2, heard.step3)) <= 1

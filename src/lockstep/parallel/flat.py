@@ -19,20 +19,27 @@ LARGE = 64 * 1024
 class Bucket:
     """Gradients that travel together.
 
-    Behind the gradients lies one flag for each, 1 where this rank has one; their sum says on how many ranks there is one. `extra`
-    more words at the very end are whatever the reducer writes there.
+    Behind the gradients lies one flag for each, 1 where this rank has one; their sum says whether any rank has. `words`
+    more numbers at the very end are whatever the reducer writes there; they lie apart, in float32, where the bucket travels in halves.
 
     Attributes:
         flat: Everything that travels.
         body: The gradients.
-        extra: The words at the end.
+        words: The numbers at the end.
+        apart: Whether they travel by themselves.
         slots: The parameters.
         waiting: How many gradients are still to come.
         sent: Whether it is under way or through.
     """
 
     def __init__(
-        self, number: int, slots: list[Slot], kind: tuple[torch.dtype, torch.device], scale: float, extra: int
+        self,
+        number: int,
+        slots: list[Slot],
+        kind: tuple[torch.dtype, torch.device],
+        scale: float,
+        words: int,
+        apart: bool,
     ) -> None:
         order, small = small_first([slot.param.numel() * slot.param.element_size() for slot in slots], LARGE)
         self.number, self.scale = number, scale
@@ -40,21 +47,24 @@ class Bucket:
         self.params = [slot.param for slot in self.slots]
         self.dtypes = [param.dtype for param in self.params]
         self._small = small
-        self._shape = (sum(room(param) for param in self.params), len(slots), extra)
+        self._shape = (sum(room(param) for param in self.params), len(slots), words)
         self._kind = kind
+        self.apart = apart and words > 0
         for place, slot in enumerate(self.slots):
             slot.bucket, slot.place, slot.large = self, place, place >= small
         self.work: Any = None
+        self.words_work: Any = None
         self.wire: Tensor | None = None
         self.allocate()
         self.restart()
 
     def allocate(self) -> None:
         """Lie in new memory."""
-        size, flags, extra = self._shape
-        self.flat = torch.zeros(size + flags + extra, dtype=self._kind[0], device=self._kind[1])
+        size, flags, words = self._shape
+        self.flat = torch.zeros(size + flags + (0 if self.apart else words), dtype=self._kind[0], device=self._kind[1])
         self.body, self.tail = self.flat[:size], self.flat[size:]
-        self.flags, self.extra = self.tail[:flags], self.tail[flags:]
+        self.flags = self.tail[:flags]
+        self.words = torch.zeros(words, device=self._kind[1]) if self.apart else self.tail[flags:]
         # Two views of each gradient: one that nobody else gets, and one to be `.grad`, which a script may point elsewhere.
         self.views = views_of(self.body, self.params)
         self._small_views = self.views[: self._small]
@@ -156,17 +166,18 @@ class Bucket:
         for param, grad, there in zip(self.params, self.grads, self.flags.tolist(), strict=True):
             param.grad = grad if there else None
 
-    def tie_graphs(self) -> None:
+    def tie_graphs(self, factor: float) -> None:
         """After a backward that made a graph: each average keeps the graph of this rank's own part.
 
-        The average's value and the local gradient's derivative: a penalty on it, averaged over ranks in its turn, then has the
+        It has the average's value and the local gradient's derivative: a penalty on it, averaged over ranks in its turn, then has the
         derivative of the same penalty on the whole batch.
         """
         for slot in self.slots:
-            if slot.graph is not None:
-                own, slot.graph = slot.graph, None
+            if slot.graph is not None and slot.param.grad is not None:
                 with torch.enable_grad():
+                    own = slot.graph * factor
                     slot.param.grad = own + (self.views[slot.place] - own).detach()
+            slot.graph = None
 
 
 def copy_all(views: list[Tensor], grads: list[Tensor]) -> None:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.errors import LostRankError
+from lockstep.parallel.roll_call import missing_ranks
 
 
 class Peers:
@@ -45,9 +46,11 @@ class Peers:
         try:
             work.wait()
         except RuntimeError as error:
+            missing = missing_ranks(self.group.get_group_store(), self.rank, self.ranks)
+            who = f"rank(s) {', '.join(map(str, missing))}" if missing else "a rank"
             raise LostRankError(
-                f"rank {self.rank} of {dist.get_world_size()}: gradients could not be averaged over ranks {self.ranks} ({error}). A "
-                f"rank has left or is late: look for its own error first."
+                f"rank {self.rank} of {dist.get_world_size()}: {who} left, or did not come in time, while gradients were being "
+                f"averaged over ranks {', '.join(map(str, self.ranks))}. Look for its own error first. ({error})"
             ) from error
 
     def line_up(self, x: Tensor) -> Tensor:

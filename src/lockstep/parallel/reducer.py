@@ -45,6 +45,8 @@ class Reducer:
         inactive: Whether this rank has no more data and only keeps the others company.
         over_active: Whether the average is taken over the ranks that are not inactive.
         steps: How many optimizer steps this rank has taken.
+        weight: What this rank's gradients count, see `weigh`; None for a plain average.
+        total_weight: The sum of all ranks' weights in the last round.
     """
 
     def __init__(
@@ -59,6 +61,8 @@ class Reducer:
     ) -> None:
         self.peers, self.transport = peers, transport
         self.syncing, self.inactive, self.over_active, self.steps = True, False, True, 0
+        self.weight: tuple[float, float] | None = None
+        self.total_weight = 0.0
         self.device = device
         self._caps = [int(cap * MEBIBYTE) for cap in caps]
         self._unsent = False
@@ -66,7 +70,7 @@ class Reducer:
         self._handed: Slot | None = None  # one that had a gradient in the last round
         self._tasks: set[int] = set()  # the backward that is running, and those nested in it
         self._fast = _NEVER  # the backward whose gradients take the short way
-        self._open = self._local = self._holding = self._failed = False
+        self._open = self._local = self._holding = self._failed = self._graphs = False
         self._late: list[Slot] = []
         self.members = Members(module, self._arrived, ignored)
         self._lay_out(self.members.scan())
@@ -97,8 +101,8 @@ class Reducer:
         for number, group in enumerate(self._groups):
             members = [self._dense[i] for i in group]
             kind = (real_dtype(members[0].param), members[0].param.device) if members else (torch.float32, self.device)
-            scale = self.transport.scale_for(kind[0])
-            self._buckets.append(Bucket(number, members, kind, scale, WORDS if number == last else 0))
+            scale, apart = self.transport.scale_for(kind[0]), self.transport.narrow(kind[0])
+            self._buckets.append(Bucket(number, members, kind, scale, WORDS if number == last else 0, apart))
         self._next = 0
 
     # -- gradients arrive -------------------------------------------------------------------------------------------------------
@@ -119,7 +123,7 @@ class Reducer:
             if self._seen is not None and slot.bucket is not None and not slot.fired:
                 self._seen.append(slot.number)
             if graph and slot.param.grad is not None and slot.param.grad.requires_grad:
-                slot.graph = slot.param.grad
+                slot.graph, self._graphs = slot.param.grad, True
             self._note(slot)
         if self._seen is None and not graph and not self._holding:
             self._fast = task
@@ -180,12 +184,14 @@ class Reducer:
         try:
             with torch.no_grad():
                 heard = self._exchange()
+                factor = self._factor(heard)
                 self._learn()
                 while heard.changed or heard.late:
                     if heard.changed:
                         self._rearrange()
                     self._restart()
                     heard = self._exchange()
+                self._multiply(factor)
         finally:
             self._close()
 
@@ -195,20 +201,38 @@ class Reducer:
         self._send_rest(silent)
         for bucket in self._buckets:
             self.transport.receive(bucket)
-        heard = understand(self._buckets[-1].extra.tolist())
+        heard = understand(self._buckets[-1].words.tolist())
         self._refuse(heard)
         extras = [(slot, slot.param.grad) for slot in self._late if slot.param.grad is not None]
         if not silent:
             for bucket in self._buckets:
-                if heard.inactive and self.over_active:
-                    bucket.body.mul_(self.peers.size / (self.peers.size - heard.inactive))
                 bucket.hand_back()
-                bucket.tie_graphs()
         for slot, extra in extras:
             assert slot.param.grad is not None
-            slot.param.grad.add_(extra)
+            slot.param.grad.add_(extra.detach())
         average_sparse(self._sparse, self.peers)
         return heard
+
+    def _factor(self, heard: Control) -> float:
+        """What the plain average over all ranks has to be multiplied by."""
+        self.total_weight = heard.weight
+        if self.weight is not None:
+            return self.peers.size * self.weight[1] / heard.weight if heard.weight else 0.0
+        if heard.inactive and self.over_active:
+            return self.peers.size / max(1.0, self.peers.size - heard.inactive)
+        return 1.0
+
+    def _multiply(self, factor: float) -> None:
+        """Once, at the very end, since a round may have had several exchanges."""
+        if factor != 1:
+            for bucket in self._buckets:
+                bucket.body.mul_(factor)
+            for slot in self._sparse:
+                if slot.param.grad is not None:
+                    slot.param.grad = slot.param.grad * factor
+        if self._graphs:
+            for bucket in self._buckets:
+                bucket.tie_graphs(factor)
 
     def _send_rest(self, silent: bool) -> None:
         waiting = [slot for bucket in self._buckets if bucket.waiting for slot in bucket.slots if not slot.fired]
@@ -217,6 +241,7 @@ class Reducer:
             late=bool(self._late),
             failed=self._failed,
             inactive=self.inactive,
+            weight=self.weight[0] if self.weight is not None else 1.0,
             steps=self.steps,
         ).words()
         for bucket in self._buckets[self._next :]:
@@ -225,7 +250,7 @@ class Reducer:
             else:
                 bucket.fill()
             if bucket is self._buckets[-1]:
-                bucket.extra.copy_(torch.tensor(words, dtype=bucket.extra.dtype))
+                bucket.words.copy_(torch.tensor(words, dtype=bucket.words.dtype))
             self.transport.send(bucket)
         self._next = len(self._buckets)
 
@@ -278,7 +303,8 @@ class Reducer:
 
     def _close(self) -> None:
         self._restart()
-        self._open, self._unsent, self._fast = False, False, _NEVER
+        self._open = self._unsent = self._graphs = False
+        self._fast = _NEVER
         self._tasks, self._stepped = set(), set()
         self._handed = next((slot for slot in self._dense if slot.param.grad is not None), None)
 
@@ -308,6 +334,19 @@ class Reducer:
             self._begin()
             self._finish()
 
+    def weigh(self, own: float, unit: float = 1.0) -> None:
+        """Give every backward's gradients, from here on, a weight: the average is then exact however samples fall on ranks.
+
+        Args:
+            own: What this rank's gradients of the coming round count, such as its number of samples or tokens, over all of its
+                micro-batches. 0 for a rank without any.
+            unit: Gradients are those of Σ weight · loss / ``unit`` on this rank; the same number on every rank. With the mean weight
+                of a rank in the last round, `total_weight` / ranks, nothing is left to do as long as it stays the same.
+
+        The result is Σ over ranks of what they have, times ``unit``, divided by the sum of all ranks' weights.
+        """
+        self.weight = own, unit
+
     def keep_company(self) -> None:
         """Take part in a round of the others without gradients, and take none from it."""
         self.inactive = True
@@ -320,8 +359,7 @@ class Reducer:
     def travel_by(self, transport: Transport) -> None:
         """Send buckets another way from the next round on."""
         self.transport = transport
-        for bucket in self._buckets:
-            bucket.scale = transport.scale_for(bucket.flat.dtype)
+        self._make_buckets()
 
     def before_step(self, optimizer: object, has_closure: bool) -> None:
         """An optimizer is about to use the gradients: average them, if they are not."""

@@ -21,6 +21,10 @@ class Transport(Protocol):
         """What gradients of a dtype are multiplied by on their way into a bucket."""
         ...
 
+    def narrow(self, dtype: torch.dtype) -> bool:
+        """Whether gradients of a dtype travel in halves, in which not every number can be counted to."""
+        ...
+
     def send(self, bucket: Bucket) -> None:
         """Start."""
         ...
@@ -48,6 +52,10 @@ class Summed:
         """One part of as many as there are ranks; halves that travel as float32 are divided there."""
         return 1.0 if self._widens(dtype) else 1 / self._peers.size
 
+    def narrow(self, dtype: torch.dtype) -> bool:
+        """As wide as they travel."""
+        return wire_dtype(dtype, self._wanted, self._peers.backend) in _HALVES
+
     def _widens(self, dtype: torch.dtype) -> bool:
         return wire_dtype(dtype, self._wanted, self._peers.backend).itemsize > dtype.itemsize
 
@@ -58,13 +66,16 @@ class Summed:
         if self._widens(bucket.flat.dtype):
             bucket.wire[: len(bucket.body)].div_(self._peers.size)
         bucket.work = self._peers.sum_soon(bucket.wire)
+        send_words(bucket, self._peers)
 
     def receive(self, bucket: Bucket) -> None:
         """Wait for it."""
         self._peers.wait(bucket.work)
+        assert bucket.wire is not None
         if bucket.wire is not bucket.flat:
             bucket.flat.copy_(bucket.wire)
         bucket.work = bucket.wire = None
+        receive_words(bucket, self._peers)
 
 
 class Hooked:
@@ -83,11 +94,15 @@ class Hooked:
         """Hooks divide by themselves."""
         return 1.0
 
+    def narrow(self, dtype: torch.dtype) -> bool:
+        """As wide as they are."""
+        return dtype in _HALVES
+
     def send(self, bucket: Bucket) -> None:
         """Call the hook."""
         seen = HookBucket(bucket)
         bucket.work = self._hook(self._state, seen), self._peers.sum_soon(bucket.tail)
-        bucket.wire = seen.buffer()
+        send_words(bucket, self._peers)
 
     def receive(self, bucket: Bucket) -> None:
         """Wait for its future."""
@@ -98,6 +113,19 @@ class Hooked:
             bucket.body.copy_(result)
         self._peers.wait(work)
         bucket.work = bucket.wire = None
+        receive_words(bucket, self._peers)
+
+
+def send_words(bucket: Bucket, peers: Peers) -> None:
+    """Send the numbers behind the last bucket, if they travel by themselves."""
+    bucket.words_work = peers.sum_soon(bucket.words) if bucket.apart else None
+
+
+def receive_words(bucket: Bucket, peers: Peers) -> None:
+    """Wait for them."""
+    if bucket.words_work is not None:
+        peers.wait(bucket.words_work)
+        bucket.words_work = None
 
 
 def wire_dtype(gradients: torch.dtype, wanted: torch.dtype | None, backend: str) -> torch.dtype:
