@@ -58,34 +58,26 @@ def take_first(module: nn.Module, peers: Peers) -> None:
 
 def take_mean(module: nn.Module, peers: Peers) -> None:
     """Average floating-point buffers over ranks; the others are the first rank's."""
-    norms = [child for child in module.modules() if is_tracking(child)]
-    between = [_spread(child.running_mean, peers) for child in norms]
+    statistics = [pair for child in module.modules() if (pair := running(child)) is not None]
+    between = [peers.line_up(mean).var(0, correction=0) for mean, _ in statistics]
     for members in by_kind(list(module.buffers())):
         packed = torch.cat([member.reshape(-1) for member in members])
         if packed.is_floating_point() or packed.is_complex():
-            wide = packed.double() if packed.dtype == torch.float64 else packed.to(_wide(packed))
+            wide = packed.to(torch.promote_types(packed.dtype, torch.float32))
             wide /= peers.size
             peers.wait(peers.sum_soon(torch.view_as_real(wide) if wide.is_complex() else wide))
             packed = wide.to(packed.dtype)
         else:
             peers.broadcast(packed)
         write_back(members, packed)
-    for child, variance in zip(norms, between, strict=True):
-        child.running_var += variance
+    for (_, variance), spread in zip(statistics, between, strict=True):
+        variance += spread
 
 
-def _wide(packed: Tensor) -> torch.dtype:
-    return packed.dtype if packed.is_complex() else torch.float32
-
-
-def _spread(running_mean: Tensor, peers: Peers) -> Tensor:
-    """The variance of the ranks' running means."""
-    return peers.line_up(running_mean).var(0, correction=0)
-
-
-def is_tracking(module: nn.Module) -> bool:
-    """Whether a module has a running mean and variance."""
-    return all(isinstance(getattr(module, name, None), Tensor) for name in ("running_mean", "running_var"))
+def running(module: nn.Module) -> tuple[Tensor, Tensor] | None:
+    """A module's running mean and variance, if it has both."""
+    mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+    return (mean, variance) if isinstance(mean, Tensor) and isinstance(variance, Tensor) else None
 
 
 def by_kind(buffers: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -261,6 +261,6 @@ class DistributedDataParallel(nn.Module, Joinable):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Connect again, with all ranks."""
         self.process_group = None
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._reducer = None
         self._attach(equal=True)

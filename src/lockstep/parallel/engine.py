@@ -51,7 +51,7 @@ def enclosing_node() -> Any:
 
 
 def _queue(callback: Callable[[], None]) -> None:
-    Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]
+    Variable._execution_engine.queue_callback(callback)
 
 
 def storage_uses(tensor: Tensor) -> int:

@@ -109,7 +109,7 @@ class Bucket:
             torch._foreach_zero_([views[place] for place in missing])
             views = [view for view, grad in zip(views, grads, strict=True) if grad is not None]
         if views:
-            copy_all(views, [grad for grad in grads if grad is not None] if missing else grads)
+            copy_all(views, [grad for grad in grads if grad is not None])
             if self.scale != 1:
                 self._small_body.mul_(self.scale)
         for param in small:

@@ -1,5 +1,7 @@
 """The ranks that share gradients, on a channel of their own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -7,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.errors import LostRankError
+from lockstep.errors import LockstepError, LostRankError
 from lockstep.parallel.roll_call import missing_ranks
 
 
@@ -35,7 +37,8 @@ class Peers:
 
     def sum_soon(self, x: Tensor) -> Any:
         """Start to sum ``x`` over ranks in place; gives torch's work."""
-        return self.group.allreduce([x])
+        with self._naming_the_lost():
+            return self.group.allreduce([x])
 
     def wait(self, work: Any) -> None:
         """Wait for what `sum_soon` began.
@@ -43,28 +46,38 @@ class Peers:
         Raises:
             LostRankError: A rank left, or did not come within the process group's timeout.
         """
-        try:
+        with self._naming_the_lost():
             work.wait()
-        except RuntimeError as error:
-            missing = missing_ranks(self.group.get_group_store(), self.rank, self.ranks)
-            who = f"rank(s) {', '.join(map(str, missing))}" if missing else "a rank"
-            raise LostRankError(
-                f"rank {self.rank} of {dist.get_world_size()}: {who} left, or did not come in time, while gradients were being "
-                f"averaged over ranks {', '.join(map(str, self.ranks))}. Look for its own error first. ({error})"
-            ) from error
 
     def line_up(self, x: Tensor) -> Tensor:
         """Give every rank's ``x`` (same shape and dtype on each), by rank, as ``(size, *x.shape)``."""
         mine = x.detach().contiguous()
         rows = [torch.empty_like(mine) for _ in range(self.size)]
-        self.wait(self.group.allgather([rows], [mine]))
+        with self._naming_the_lost():
+            self.group.allgather([rows], [mine]).wait()
         return torch.stack(rows)
 
     def broadcast(self, x: Tensor, source: int = 0) -> None:
         """Overwrite ``x`` with that of the rank at position ``source``."""
         options = dist.BroadcastOptions()
         options.rootRank = source
-        self.wait(self.group.broadcast([x], options))
+        with self._naming_the_lost():
+            self.group.broadcast([x], options).wait()
+
+    @contextmanager
+    def _naming_the_lost(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, LockstepError):
+                raise
+            missing = missing_ranks(self.group.get_group_store(), self.rank, self.ranks)
+            who = f"rank(s) {', '.join(map(str, missing))}" if missing else "a rank"
+            raise LostRankError(
+                f"rank {self.rank} of {dist.get_world_size()}: {who} left, or did not come in time, while gradients "
+                f"were being averaged over ranks {', '.join(map(str, self.ranks))}. Look for its own error first. "
+                f"({error})"
+            ) from error
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:

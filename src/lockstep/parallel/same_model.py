@@ -85,7 +85,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
     words = whole.view(torch.int32) if whole.numel() % 4 == 0 and whole.storage_offset() % 4 == 0 else whole
     weights = torch.arange(1, 2 * min(_CHUNK, words.numel()) + 1, 2, device=tensor.device) * _PRIME
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for piece in words.split(_CHUNK):
+    for piece in torch.split(words, _CHUNK):
         total = total * _PRIME + (piece.long() * weights[: piece.numel()]).sum()
     return total
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lockstep.parallel.flat import Slot
 from lockstep.parallel.peers import Peers
+from lockstep.parallel.slots import Slot
 
 _NONE, _SPARSE, _DENSE = 0, 1, 2
 
