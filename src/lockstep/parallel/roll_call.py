@@ -26,9 +26,9 @@ def missing_ranks(store: Any, rank: int, ranks: Sequence[int], patience: timedel
         store.set(f"roll call/{rank}", "")
         store.wait([f"roll call/{other}" for other in ranks], patience)
         return []
-    except dist.DistError:
+    except RuntimeError:  # torch's DistStoreError is one; a file store raises it plain
         pass
     try:
         return [other for other in ranks if not store.check([f"roll call/{other}"])]
-    except dist.DistError:
+    except RuntimeError:
         return [ranks[0]]
