@@ -1,0 +1,252 @@
+"""`lockstep.DistributedDataParallel` behind torch's interface."""
+
+import inspect
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from parallel.cases import Net, Tool, share
+from ranks import run_ranks
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks, default_hooks, powerSGD_hook
+from torch.distributed.algorithms.join import Join
+
+import lockstep
+from lockstep import DistributedDataParallel, UsageError
+
+
+def mean(x):
+    return x.square().mean()
+
+
+def test_the_arguments_are_torchs():
+    ours, torchs = (
+        inspect.signature(kind).parameters for kind in (DistributedDataParallel, nn.parallel.DistributedDataParallel)
+    )
+
+    assert [(p.name, p.default) for p in ours.values()] == [(p.name, p.default) for p in torchs.values()]
+
+
+def what_a_wrapper_has(rank):
+    module = nn.Linear(2, 1)
+    model = DistributedDataParallel(
+        module,
+        find_unused_parameters=True,
+        static_graph=True,
+        gradient_as_bucket_view=True,
+        broadcast_buffers=False,
+        skip_all_reduce_unused_params=True,
+        batched_grad_copy=True,
+        check_reduction=True,
+        bucket_cap_mb=3,
+    )
+    first = model.require_backward_grad_sync
+    with model.no_sync():
+        second = model.require_backward_grad_sync
+    model.require_backward_grad_sync = False
+    model(torch.full((1, 2), float(rank))).sum().backward()
+    local = module.weight.grad.tolist()
+    twin = pickle.loads(pickle.dumps(model))
+    twin(torch.full((1, 2), float(rank))).sum().backward()
+    return (
+        model.module is module,
+        list(model.state_dict()),
+        (first, second, local),
+        (model.device.type, model.device_ids, model.process_group is dist.group.WORLD),
+        (model.find_unused_parameters, model.static_graph, model.broadcast_buffers),
+        twin.module.weight.grad.tolist(),
+    )
+
+
+def test_a_wrapper_has_torchs_attributes_and_survives_pickling():
+    for rank, found in enumerate(run_ranks(what_a_wrapper_has, 2)):
+        assert found == (
+            True,
+            ["module.weight", "module.bias"],
+            (True, False, [[float(rank)] * 2]),
+            ("cpu", None, True),
+            (True, True, False),
+            [[0.5, 0.5]],
+        )
+
+
+def part_of_the_world(rank):
+    pair = dist.new_group([1, 2])
+    if rank == 0:
+        return None
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False), process_group=pair)
+    model(torch.full((1, 1), float(rank))).sum().backward()
+    return model.module.weight.grad.item()
+
+
+def test_a_process_group_of_some_ranks():
+    assert run_ranks(part_of_the_world, 3) == [None, 1.5, 1.5]
+
+
+def ignored(rank):
+    model = Net()
+    model._ddp_params_and_buffers_to_ignore = ["b.weight"]
+    model = DistributedDataParallel(model)
+    mean(model(share(rank))).backward()
+    return model.module.a.weight.grad, model.module.b.weight.grad
+
+
+def test_parameters_that_the_module_says_to_ignore_stay_local():
+    (a, b), (other_a, other_b) = run_ranks(ignored, 2)
+
+    assert torch.equal(a, other_a)
+    assert not torch.equal(b, other_b)
+
+
+# -- communication hooks ----------------------------------------------------------------------------------------------------------
+
+
+def hooked(rank, name, steps):
+    torch.manual_seed(0)
+    # PowerSGD's second collective comes from a thread, so on the CPU several buckets would get into each other's way.
+    model = DistributedDataParallel(Net().float(), bucket_cap_mb_list=[25 if name == "power" else 1e-4])
+    state, hook = {
+        "allreduce": lambda: (None, default_hooks.allreduce_hook),
+        "fp16": lambda: (None, default_hooks.fp16_compress_hook),
+        "bf16": lambda: (None, default_hooks.bf16_compress_hook),
+        "fp16 around": lambda: (None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)),
+        "noop": lambda: (None, debugging_hooks.noop_hook),
+        "power": lambda: (
+            powerSGD_hook.PowerSGDState(None, 5, start_powerSGD_iter=2, min_compression_rate=0.1),
+            powerSGD_hook.powerSGD_hook,
+        ),
+    }[name]()
+    model.register_comm_hook(state, hook)
+    for step in range(steps):
+        model.zero_grad()
+        mean(model(share(rank, step).float(), "ac" if rank else "abc")).backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("name", "within"), [("allreduce", 1e-6), ("fp16", 1e-3), ("bf16", 1e-2), ("fp16 around", 1e-3), ("power", 1e-5)]
+)
+def test_torchs_communication_hooks_run_unchanged(name, within):
+    exact = Net().float()
+    Tool(range(2)).loss(lambda number, x: mean(exact(x.float(), "ac" if number else "abc")), 3).backward()
+    first, second = run_ranks(hooked, 2, name, 4)
+
+    for a, b, p in zip(first, second, exact.parameters(), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, p.grad, rtol=within, atol=within)
+
+
+def test_the_hook_that_sends_nothing_leaves_gradients_local():
+    first, second = run_ranks(hooked, 2, "noop", 1)
+
+    assert not torch.equal(first[0], second[0])
+
+
+def two_hooks(rank):
+    model = DistributedDataParallel(nn.Linear(1, 1))
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    found = []
+    for hook in (default_hooks.allreduce_hook, "hook"):
+        try:
+            model.register_comm_hook(None, hook)
+        except UsageError as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_second_hook_and_one_that_cannot_be_called_are_refused():
+    for second, no_function in run_ranks(two_hooks, 2):
+        assert "already" in second
+        assert "function" in no_function
+
+
+# -- uneven inputs ------------------------------------------------------------------------------------------------------------------
+
+
+def uneven(rank, divide):
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    found = []
+    with model.join() if divide is None else model.join(divide_by_initial_world_size=divide):
+        for step in range(2 + 2 * (rank == 0)):
+            optimizer.zero_grad()
+            (model.module[0](torch.ones(1, 1)) * 2).sum().backward() if step < 0 else None
+            loss = model.module[0](torch.full((1, 1), 2.0)).sum() + 0 * model(torch.randn(3, 1)).sum()
+            loss.backward()
+            optimizer.step()
+            found.append(model.module[0].weight.grad.item())
+    return found, model.module[1].num_batches_tracked.item()
+
+
+def test_g17_gradients_keep_their_size_when_ranks_run_out_of_data():
+    (long, tracked), (short, also) = run_ranks(uneven, 2, None)
+
+    assert long == pytest.approx([2.0] * 4)
+    assert short == pytest.approx([2.0] * 2)
+    assert tracked == also
+
+
+def test_g17_or_are_divided_by_all_ranks_as_torch_does_if_wanted():
+    (long, _), _ = run_ranks(uneven, 2, True)
+
+    assert long == pytest.approx([2.0, 2.0, 1.0, 1.0])
+
+
+def trained_unevenly(rank):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        with Join([model]):
+            for step in range(1 + rank):
+                optimizer.zero_grad()
+                model(torch.full((1, 2), float(rank + step))).sum().backward()
+                optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def test_all_ranks_have_the_same_model_after_an_uneven_epoch_and_go_on():
+    first, *others = run_ranks(trained_unevenly, 3)
+
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+# -- buffers ------------------------------------------------------------------------------------------------------------------------
+
+
+def statistics(rank, how):
+    model = nn.BatchNorm1d(1).double()
+    lockstep.replicate(model, sync_batchnorm=False)
+    model.momentum = None  # the running statistics are plain averages over batches
+    model((rank * 10 + torch.arange(4.0, dtype=torch.float64)).reshape(4, 1))
+    lockstep.sync_buffers(model, how=how)
+    return model.running_mean.item(), model.running_var.item(), model.num_batches_tracked.item()
+
+
+def test_b07_running_statistics_of_all_ranks_together():
+    samples = torch.cat([10.0 * rank + torch.arange(4.0) for rank in range(2)])
+    found = run_ranks(statistics, 2, "mean")
+
+    # Each rank's variance is that of a sample (divided by 3), the one of the means that of a population.
+    assert found == [(samples.mean().item(), 5 / 3 + 25.0, 1)] * 2
+
+
+def test_b07_or_those_of_rank_0():
+    assert run_ranks(statistics, 2, "first") == [(1.5, 5 / 3, 1)] * 2
+
+
+def buffers_before_forward(rank, flag):
+    model = nn.BatchNorm1d(1)
+    model = DistributedDataParallel(model, forward_sync_buffers=flag)
+    for _ in range(2):
+        model(torch.tensor([[0.0 + rank], [2.0 + rank]]))
+    return model.module.running_mean.item()
+
+
+def test_buffers_are_rank_0s_before_each_forward_as_with_torch():
+    on, off = run_ranks(buffers_before_forward, 2, None), run_ranks(buffers_before_forward, 2, False)
+
+    assert on == pytest.approx([0.19, 0.09 + 0.2])
+    assert off == pytest.approx([0.19, 0.38])
