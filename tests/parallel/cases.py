@@ -1,7 +1,7 @@
-"""Ways in which gradients come about. Each is run by one process over all shares of a batch and by one rank for each share.
+"""Ways in which gradients come about, for one process over all shares of a batch and for one rank for each share.
 
-A case builds its model from a seed, gives it to ``tool.wrap``, and returns what has to be the same: gradients, or parameters after
-some steps. ``tool.loss(f)`` is the mean of ``f(share, x)`` over this process's shares.
+A case builds its model from a seed, gives it to ``tool.wrap``, and returns what has to be the same: gradients, or
+parameters after some steps. ``tool.loss(f)`` is the mean of ``f(share, x)`` over this process's shares.
 """
 
 import warnings

@@ -71,7 +71,9 @@ def test_the_first_difference_is_found_wherever_it_is(lines):
     if found is not None:
         number, ranks = found
         assert all(line[:number] == lines[0][:number] for line in lines)
-        assert ranks == [r for r, line in enumerate(lines) if line[number : number + 1] != lines[0][number : number + 1]]
+        assert ranks == [
+            r for r, line in enumerate(lines) if line[number : number + 1] != lines[0][number : number + 1]
+        ]
 
 
 @given(values=st.lists(st.floats(-9, 9, width=32), min_size=1, max_size=9), data=st.data())

@@ -99,7 +99,8 @@ def test_parameters_that_the_module_says_to_ignore_stay_local():
     assert not torch.equal(b, other_b)
 
 
-# -- communication hooks ----------------------------------------------------------------------------------------------------------
+# -- communication hooks
+# ----------------------------------------------------------------------------------------------------------
 
 
 def hooked(rank, name, steps):
@@ -161,7 +162,8 @@ def test_a_second_hook_and_one_that_cannot_be_called_are_refused():
         assert "function" in no_function
 
 
-# -- uneven inputs ------------------------------------------------------------------------------------------------------------------
+# -- uneven inputs
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def uneven(rank, divide):
@@ -213,7 +215,8 @@ def test_all_ranks_have_the_same_model_after_an_uneven_epoch_and_go_on():
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-# -- buffers ------------------------------------------------------------------------------------------------------------------------
+# -- buffers -----------------------------------------------------------------------------------------------------------
+# -------------
 
 
 def statistics(rank, how):

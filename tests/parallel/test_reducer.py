@@ -33,7 +33,8 @@ def mean(x):
     return x.square().mean()
 
 
-# -- attaching --------------------------------------------------------------------------------------------------------------------
+# -- attaching
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def what_a_replicated_model_is(rank):
@@ -178,7 +179,17 @@ def misuse(rank):
 
 
 def test_misuse_says_what_to_write_instead():
-    words = ["once", "forward", "to_empty", "lockstep.replicate", "lockstep.replicate", "'bf16'", "'mean'", "autocast", "one"]
+    words = [
+        "once",
+        "forward",
+        "to_empty",
+        "lockstep.replicate",
+        "lockstep.replicate",
+        "'bf16'",
+        "'mean'",
+        "autocast",
+        "one",
+    ]
     for errors in run_ranks(misuse, 2):
         assert [kind for kind, _ in errors] == [UsageError] * len(words)
         assert [word for word, (_, message) in zip(words, errors, strict=True) if word not in message] == []
@@ -187,7 +198,12 @@ def test_misuse_says_what_to_write_instead():
 def unwrapped(rank):
     plain = Net()
     lockstep.replicate(plain)
-    tries = [plain, torch.nn.DataParallel(plain), nn.parallel.DistributedDataParallel(Net()), torch.compile(plain, backend="eager")]
+    tries = [
+        plain,
+        torch.nn.DataParallel(plain),
+        nn.parallel.DistributedDataParallel(Net()),
+        torch.compile(plain, backend="eager"),
+    ]
     tries += [lockstep.DistributedDataParallel(Net()), torch.compile(torch.nn.DataParallel(plain), backend="eager")]
     return [type(lockstep.unwrap(model)) for model in tries]
 
@@ -196,7 +212,8 @@ def test_unwrap_gives_the_plain_module():
     assert run_ranks(unwrapped, 2) == [[Net] * 6] * 2
 
 
-# -- sending ----------------------------------------------------------------------------------------------------------------------
+# -- sending
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def local_until_sent(rank):
@@ -371,7 +388,8 @@ def test_an_optimizers_step_within_backward_raises():
         assert "after it" in message
 
 
-# -- overlap and order --------------------------------------------------------------------------------------------------------------
+# -- overlap and order
+# --------------------------------------------------------------------------------------------------------------
 
 
 class Gate(torch.autograd.Function):
@@ -391,7 +409,9 @@ class Gate(torch.autograd.Function):
 
 def overlap(rank):
     torch.manual_seed(0)
-    model = lockstep.DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), bucket_cap_mb_list=[1e-6])
+    model = lockstep.DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), bucket_cap_mb_list=[1e-6]
+    )
     arrived = threading.Event()
 
     def slowly(group, bucket):
@@ -476,7 +496,8 @@ def test_buckets_follow_the_order_in_which_gradients_came_on_rank_0():
         assert second == ["1.weight", "2.weight", "0.weight", "3.weight"]
 
 
-# -- dtypes, weights, compiled models -------------------------------------------------------------------------------------------------
+# -- dtypes, weights, compiled models
+# -------------------------------------------------------------------------------------------------
 
 
 def half_parameters(rank):

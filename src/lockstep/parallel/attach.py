@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lockstep.errors import UsageError
+from lockstep.parallel.batchnorm import convert_sync_batchnorm
 from lockstep.parallel.peers import Peers
 from lockstep.parallel.reducer import Reducer
 from lockstep.parallel.same_model import compare_structure, describe, equalise
@@ -31,9 +32,9 @@ def replicate(
 ) -> M:
     """Make a model train as one on all ranks: same values everywhere, gradients averaged at the end of every backward.
 
-    Works in place: the model goes to this rank's device and keeps its class, its attributes and its ``state_dict`` keys. Its
-    parameters are watched, not its ``forward``, so that it does not matter how a gradient comes about. In a world of one nothing
-    is attached.
+    Works in place: the model goes to this rank's device and keeps its class, its attributes and its ``state_dict``
+    keys. Its parameters are watched, not its ``forward``, so that it does not matter how a gradient comes about. In a
+    world of one nothing is attached.
 
     Args:
         model: The model, built alike on every rank. Where values differ, rank 0's win.
@@ -47,8 +48,8 @@ def replicate(
 
     Raises:
         MismatchError: Ranks have different models; names the first parameter that differs and the ranks.
-        UsageError: A parameter lies on another device than this rank's, or has no values yet, or the model, or a part of it, is
-            replicated already.
+        UsageError: A parameter lies on another device than this rank's, or has no values yet, or the model, or a part
+            of it, is replicated already.
 
     Example:
         >>> import lockstep, torch
@@ -61,6 +62,8 @@ def replicate(
     model.to(world.device)
     if world.size == 1:
         return model
+    if sync_batchnorm:
+        convert_sync_batchnorm(model)
     world.ranks.barrier()
     peers = Peers()
     attach(model, peers, Summed(peers, communicate), world.device, caps=(first_bucket_mb, bucket_mb))
@@ -78,7 +81,7 @@ def attach(
     ignored: Collection[str] = (),
     equal: bool = True,
 ) -> Reducer:
-    """Make all ranks' models equal, and put a reducer on this one's; ``ignored`` parameters and buffers are left alone."""
+    """Make all ranks' models equal, but for what is ``ignored``, and put a reducer on this one's."""
     named = [(name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if name not in ignored]
     compare_structure(describe(named), peers, device)
     if equal:
@@ -100,7 +103,8 @@ def refuse_unfit(model: nn.Module, world: World, ignored: Collection[str] = ()) 
             )
         if param.device.type == "cuda" and param.device != world.device:
             raise UsageError(
-                f"{where} lies on {param.device}, but this rank's device is {world.device}. Leave the model on the CPU, or move it "
+                f"{where} lies on {param.device}, but this rank's device is {world.device}. Leave the model on the "
+                "CPU, or move it "
                 f"with model.to(world.device); replicate() does it too."
             )
         if any(reducer.members.owns(param) for reducer in _reducers.values()):
@@ -111,8 +115,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     """Give the plain module.
 
     Args:
-        model: A replicated model (which is plain already), a `DistributedDataParallel` or ``DataParallel`` of lockstep or torch, a
-            compiled module, or any of them within each other.
+        model: A replicated model (which is plain already), a `DistributedDataParallel` or ``DataParallel`` of lockstep
+            or torch, a compiled module, or any of them within each other.
 
     Example:
         >>> import lockstep, torch
@@ -145,9 +149,9 @@ def reducer_of(model: nn.Module) -> Reducer | None:
 def sync_gradients(model: nn.Module) -> None:
     """Average the gradients that have not been averaged yet, without another forward or backward.
 
-    After micro-batches under `no_sync`, and on a rank that had nothing to do in a step: it takes part with zeros. Every rank of the
-    world comes here or to a backward. Does nothing where this step's gradients are averaged already, and in a world of one. An
-    optimizer's step does the same by itself.
+    After micro-batches under `no_sync`, and on a rank that had nothing to do in a step: it takes part with zeros. Every
+    rank of the world comes here or to a backward. Does nothing where this step's gradients are averaged already, and in
+    a world of one. An optimizer's step does the same by itself.
 
     Raises:
         UsageError: The model is not replicated; or called within backward.
@@ -168,9 +172,10 @@ def sync_gradients(model: nn.Module) -> None:
 
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
-    """Let gradients of backwards that begin within the block stay on this rank, to be averaged with those of the next one outside.
+    """Keep the gradients of backwards that begin within the block on this rank.
 
-    It does not matter where the forward was.
+    They are averaged with those of the next backward outside, or by `sync_gradients`. Where the forward was does not
+    matter.
 
     Raises:
         UsageError: The model is not replicated.
@@ -199,7 +204,8 @@ def needed_reducer(model: nn.Module, call: str) -> Reducer | None:
     world = current()
     if reducer is None and world.size > 1:
         raise UsageError(
-            f"rank {world.rank} of {world.size}: lockstep.{call}(model) needs a model that was given to lockstep.replicate or "
+            f"rank {world.rank} of {world.size}: lockstep.{call}(model) needs a model that was given to "
+            "lockstep.replicate or "
             f"lockstep.DistributedDataParallel before."
         )
     return reducer

@@ -19,8 +19,8 @@ def fill_buckets(pieces: Sequence[Piece], order: Sequence[int], caps: Sequence[i
     Args:
         pieces: All gradients.
         order: Their indices, each once, the one expected first in front.
-        caps: Bytes after which the first bucket is full (few, so that something travels early), the second, and so on; the
-            last number is for all others.
+        caps: Bytes after which the first bucket is full (few, so that something travels early), the second, and so on;
+            the last number is for all others.
 
     Returns:
         The indices in each bucket, buckets in the order in which they become full. A bucket has one kind, and holds one

@@ -14,14 +14,14 @@ from lockstep.parallel.same_model import compare_structure, describe
 def sync_buffers(model: nn.Module, how: str = "mean") -> None:
     """Make a model's buffers the same on all ranks, now.
 
-    Synchronised batch norm keeps its statistics equal by itself; this is for ordinary batch norm and for buffers of your own, before
-    evaluating or saving. Every rank calls it. Does nothing in a world of one.
+    Synchronised batch norm keeps its statistics equal by itself; this is for ordinary batch norm and for buffers of
+    your own, before evaluating or saving. Every rank calls it. Does nothing in a world of one.
 
     Args:
         model: A replicated model, or a `DistributedDataParallel`.
-        how: ``"first"``: rank 0's. ``"mean"``: each floating-point buffer's mean over ranks (others are rank 0's); a batch norm's
-            running variance becomes that of all ranks' samples together, the mean of the variances plus the variance of the
-            means.
+        how: ``"first"``: rank 0's. ``"mean"``: each floating-point buffer's mean over ranks (others are rank 0's); a
+            batch norm's running variance becomes that of all ranks' samples together, the mean of the variances plus
+            the variance of the means.
 
     Raises:
         UsageError: Another ``how``, or the model is not replicated.
@@ -71,7 +71,7 @@ def take_mean(module: nn.Module, peers: Peers) -> None:
             peers.broadcast(packed)
         write_back(members, packed)
     for (_, variance), spread in zip(statistics, between, strict=True):
-        variance += spread
+        variance.add_(spread)
 
 
 def running(module: nn.Module) -> tuple[Tensor, Tensor] | None:

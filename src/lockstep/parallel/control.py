@@ -1,4 +1,4 @@
-"""The few words that travel behind the last bucket of a round: does anything keep the ranks from going on as they are?"""
+"""The few words that travel behind the last bucket of a round: can the ranks go on as they are?"""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -57,7 +57,8 @@ def in_step(heard: Control) -> bool:
     Example:
         >>> rest = dict(changed=False, late=False, failed=False, inactive=False, weight=1.0)
         >>> one, other = say(**rest, steps=5).words(), say(**rest, steps=6).words()
-        >>> in_step(understand([a + b for a, b in zip(one, one)])), in_step(understand([a + b for a, b in zip(one, other)]))
+        >>> same, different = ([a + b for a, b in zip(one, row)] for row in (one, other))
+        >>> in_step(understand(same)), in_step(understand(different))
         (True, False)
     """
     return sum(count > 0 for count in (heard.step0, heard.step1, heard.step2, heard.step3)) <= 1

@@ -22,11 +22,12 @@ from lockstep.world import current
 
 
 class DistributedDataParallel(nn.Module, Joinable):
-    """Drop-in for ``torch.nn.parallel.DistributedDataParallel``: same arguments, same attributes, lockstep's reducer inside.
+    """Drop-in for ``torch.nn.parallel.DistributedDataParallel``: its arguments and attributes, lockstep's reducer.
 
-    What torch needs to be told, or gets wrong, needs no telling: unused parameters, branches that depend on the rank, checkpoints of
-    any kind, a backward through `module` or one of its methods, parameters that come, go, freeze or change their dtype.
-    `docs/reducer.md` has the list. ``state_dict`` keys begin with ``module.``, as torch's do; `lockstep.replicate` keeps them plain.
+    What torch needs to be told, or gets wrong, needs no telling: unused parameters, branches that depend on the rank,
+    checkpoints of any kind, a backward through `module` or one of its methods, parameters that come, go, freeze or
+    change their dtype. `docs/reducer.md` has the list. ``state_dict`` keys begin with ``module.``, as torch's do;
+    `lockstep.replicate` keeps them plain.
 
     Args:
         module: The model, on its device. Where ranks differ in values, the first rank's win.
@@ -48,12 +49,13 @@ class DistributedDataParallel(nn.Module, Joinable):
         skip_all_reduce_unused_params: Accepted, and not needed.
         bucket_cap_mb_list: MiB in the first bucket, the second, and so on; the last for all others.
         batched_grad_copy: Accepted; small gradients are always copied together.
-        forward_sync_buffers: Before each forward in training mode, give all ranks the first rank's buffers; True if None. Nothing is
-            sent in eval mode or under ``no_grad``.
+        forward_sync_buffers: Before each forward in training mode, give all ranks the first rank's buffers; True if
+            None. Nothing is sent in eval mode or under ``no_grad``.
 
     Raises:
         MismatchError: Ranks have different models; names the first parameter that differs and the ranks.
-        UsageError: ``mixed_precision``; several device ids; a parameter on another GPU than this rank's, or without values.
+        UsageError: ``mixed_precision``; several device ids; a parameter on another GPU than this rank's, or without
+            values.
 
     Example:
         >>> import lockstep, torch
@@ -138,7 +140,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         self.module.register_forward_pre_hook(before_first_forward)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module, on inputs moved to the device in ``device_ids``; buffers are made equal before, in training."""
+        """Run the module on inputs moved to ``device_ids``; in training buffers are made equal before."""
         reducer = self._reducer
         if reducer is not None and self.training and torch.is_grad_enabled() and current_backward() == NO_BACKWARD:
             if self._join_config.enable:
@@ -165,7 +167,7 @@ class DistributedDataParallel(nn.Module, Joinable):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let gradients of backwards that begin within the block stay on this rank; where the forward was does not matter."""
+        """Keep the gradients of backwards that begin within the block on this rank, wherever the forward was."""
         with no_sync(self):
             yield
 
@@ -179,8 +181,8 @@ class DistributedDataParallel(nn.Module, Joinable):
 
         Args:
             state: The hook's first argument.
-            hook: ``hook(state, bucket)`` gives a future of the bucket's averaged gradients; it divides by itself. ``bucket`` has the
-                methods of ``torch.distributed.GradBucket``.
+            hook: ``hook(state, bucket)`` gives a future of the bucket's averaged gradients; it divides by itself.
+                ``bucket`` has the methods of ``torch.distributed.GradBucket``.
 
         Raises:
             UsageError: Not callable, or the second one.
@@ -212,7 +214,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         if self._reducer is not None:
             self._reducer.syncing = value
 
-    # -- uneven inputs ----------------------------------------------------------------------------------------------------------
+    # -- uneven inputs
+    # ----------------------------------------------------------------------------------------------------------
 
     def join(
         self,
@@ -223,8 +226,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         """Let ranks run out of data at different times: within this context, those that have keep the others company.
 
         Args:
-            divide_by_initial_world_size: Divide by all ranks even when some have run out. torch's default, but then gradients shrink
-                as ranks run out; here they are averaged over the ranks that still have data.
+            divide_by_initial_world_size: Divide by all ranks even when some have run out. torch's default, but then
+                gradients shrink as ranks run out; here they are averaged over the ranks that still have data.
             enable: False makes it do nothing.
             throw_on_early_termination: Raise on all ranks as soon as one has run out.
         """
@@ -252,7 +255,8 @@ class DistributedDataParallel(nn.Module, Joinable):
         """By whom they go."""
         return self.process_group
 
-    # -- copies -----------------------------------------------------------------------------------------------------------------
+    # -- copies
+    # -----------------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the connection to other ranks."""

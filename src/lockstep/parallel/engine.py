@@ -1,7 +1,8 @@
 """What the reducer needs of torch's autograd engine; the one file that touches its private side.
 
-Checked on torch 2.13: ``torch._C._current_graph_task_id``, ``torch._C._storage_Use_Count``, ``Variable._execution_engine.queue_callback``, and that a Python
-function's backward runs below a frame of ``BackwardCFunction.apply``.
+Checked on torch 2.13: ``torch._C._current_graph_task_id``, ``torch._C._storage_Use_Count``,
+``Variable._execution_engine.queue_callback``, and that a Python function's backward runs below a frame of
+``BackwardCFunction.apply``.
 """
 
 import sys
@@ -24,8 +25,8 @@ _APPLY = BackwardCFunction.apply.__code__
 def at_the_end_of_backward(callback: Callable[[], None]) -> None:
     """Call ``callback`` when the outermost running backward is through; what it raises comes out of that backward.
 
-    Re-entrant checkpointing runs a backward inside a node of another one. The engine's own callback would come at the end of the
-    inner one, once for every checkpoint, so this waits until the outer one goes on with its next node.
+    Re-entrant checkpointing runs a backward inside a node of another one. The engine's own callback would come at the
+    end of the inner one, once for every checkpoint, so this waits until the outer one goes on with its next node.
     """
     node = enclosing_node()
     following = next((n for n, _ in node.next_functions if n is not None), None) if node is not None else None

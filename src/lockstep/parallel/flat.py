@@ -11,8 +11,8 @@ from lockstep.parallel.buckets import small_first
 from lockstep.parallel.engine import storage_uses
 from lockstep.parallel.slots import Slot, room
 
-# From this size on a gradient is copied as soon as it is there, while it is in the cache and so that its memory is free again; smaller
-# ones are copied together when the bucket is full, which costs a sixth of the time of one call each.
+# From this size on a gradient is copied as soon as it is there, while it is in the cache and so that its memory is free
+# again; smaller ones are copied together when the bucket is full, which costs a sixth of the time of one call each.
 LARGE = 64 * 1024
 
 
@@ -20,7 +20,8 @@ class Bucket:
     """Gradients that travel together.
 
     Behind the gradients lies one flag for each, 1 where this rank has one; their sum says whether any rank has. `words`
-    more numbers at the very end are whatever the reducer writes there; they lie apart, in float32, where the bucket travels in halves.
+    more numbers at the very end are whatever the reducer writes there; they lie apart, in float32, where the bucket
+    travels in halves.
 
     Attributes:
         flat: Everything that travels.
@@ -65,7 +66,8 @@ class Bucket:
         self.body, self.tail = self.flat[:size], self.flat[size:]
         self.flags = self.tail[:flags]
         self.words = torch.zeros(words, device=self._kind[1]) if self.apart else self.tail[flags:]
-        # Two views of each gradient: one that nobody else gets, and one to be `.grad`, which a script may point elsewhere.
+        # Two views of each gradient: one that nobody else gets, and one to be `.grad`, which a script may point
+        # elsewhere.
         self.views = views_of(self.body, self.params)
         self._small_views = self.views[: self._small]
         self._small_body = self.body[: sum(room(param) for param in self.params[: self._small])]
@@ -79,7 +81,8 @@ class Bucket:
         for slot in self.slots:
             slot.fired, slot.taken = 0, False
 
-    # -- filling ----------------------------------------------------------------------------------------------------------------
+    # -- filling
+    # ----------------------------------------------------------------------------------------------------------------
 
     def take(self, slot: Slot) -> None:
         """Copy one gradient in, scaled, and let its memory go."""
@@ -96,8 +99,8 @@ class Bucket:
     def fill(self) -> None:
         """Copy in what is not there yet, scaled; flag what is missing.
 
-        From here until they come back parameters have no `.grad`, so that one that grows again while the bucket is under way
-        does so in memory of its own.
+        From here until they come back parameters have no `.grad`, so that one that grows again while the bucket is
+        under way does so in memory of its own.
         """
         self._prepare()
         self.flags.fill_(1)
@@ -153,7 +156,8 @@ class Bucket:
         if kept:
             self.allocate()
 
-    # -- giving back ------------------------------------------------------------------------------------------------------------
+    # -- giving back
+    # ------------------------------------------------------------------------------------------------------------
 
     def hand_back(self) -> None:
         """Make every gradient that some rank has a view of this bucket; what none has stays None."""
@@ -169,8 +173,8 @@ class Bucket:
     def tie_graphs(self, factor: float) -> None:
         """After a backward that made a graph: each average keeps the graph of this rank's own part.
 
-        It has the average's value and the local gradient's derivative: a penalty on it, averaged over ranks in its turn, then has the
-        derivative of the same penalty on the whole batch.
+        It has the average's value and the local gradient's derivative: a penalty on it, averaged over ranks in its
+        turn, then has the derivative of the same penalty on the whole batch.
         """
         for slot in self.slots:
             if slot.graph is not None and slot.param.grad is not None:

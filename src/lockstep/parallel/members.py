@@ -13,7 +13,8 @@ from torch.nn.modules.module import (
 
 from lockstep.parallel.slots import Slot
 
-# Every module below a watched model, and whom to tell of a change. torch calls one pair of hooks for all modules of the process.
+# Every module below a watched model, and whom to tell of a change. torch calls one pair of hooks for all modules of the
+# process.
 _watched: "weakref.WeakKeyDictionary[nn.Module, Members]" = weakref.WeakKeyDictionary()
 _hooks: list[Any] = []
 
@@ -21,7 +22,8 @@ _hooks: list[Any] = []
 class Members:
     """The parameters of one model, each with a hook that says when its gradient has grown.
 
-    Frozen parameters have it too, since they may be unfrozen, and so has one that is added or replaced later, from that moment on.
+    Frozen parameters have it too, since they may be unfrozen, and so has one that is added or replaced later, from that
+    moment on.
 
     Attributes:
         changed: Whether something may have changed since `scan`.

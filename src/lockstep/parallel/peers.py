@@ -16,8 +16,8 @@ from lockstep.parallel.roll_call import missing_ranks
 class Peers:
     """A process group that nobody else uses.
 
-    Buckets leave while backward goes on, so their place among other collectives (synchronised batch norm's, another model's) may
-    differ from rank to rank; on one group they would be taken for each other.
+    Buckets leave while backward goes on, so their place among other collectives (synchronised batch norm's, another
+    model's) may differ from rank to rank; on one group they would be taken for each other.
 
     Attributes:
         rank: This process's number in the whole world, for messages.
@@ -81,7 +81,7 @@ class Peers:
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
-    """How long a group's collectives wait; None, torch's default, where it does not tell. Private in torch 2.9 to 2.13."""
+    """How long a group's collectives wait; None, torch's default, where it does not tell. Private, torch 2.13."""
     whole: Any = group or dist.group.WORLD
     options = getattr(
         whole._get_backend(torch.device("cpu" if dist.get_backend(group) != "nccl" else "cuda")), "options", None

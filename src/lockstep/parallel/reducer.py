@@ -1,12 +1,12 @@
 """The reducer: averages gradients over ranks while backward goes on, whatever way they came.
 
-A *round* is one exchange of all buckets. It opens with the first gradient of a backward; buckets leave in the agreed order as they become
-full; it closes at the end of that backward, where what is still missing counts as nothing. Whatever else has to be done (the
-model has changed, a gradient grew once more after its bucket had left) is agreed on by the words behind the last bucket, so that
-no rank waits for something the others do not know of.
+A *round* is one exchange of all buckets. It opens with the first gradient of a backward; buckets leave in the agreed
+order as they become full; it closes at the end of that backward, where what is still missing counts as nothing.
+Whatever else has to be done (the model has changed, a gradient grew once more after its bucket had left) is agreed on
+by the words behind the last bucket, so that no rank waits for something the others do not know of.
 
-What is averaged is whatever stands in `.grad`. Parts of it that were averaged before are equal on all ranks, and so stay what they are:
-it does not matter how many backwards, with communication or without, made a gradient.
+What is averaged is whatever stands in `.grad`. Parts of it that were averaged before are equal on all ranks, and so
+stay what they are: it does not matter how many backwards, with communication or without, made a gradient.
 """
 
 from collections.abc import Collection, Sequence
@@ -75,10 +75,11 @@ class Reducer:
         self.members = Members(module, self._arrived, ignored)
         self._lay_out(self.members.scan())
 
-    # -- the layout -------------------------------------------------------------------------------------------------------------
+    # -- the layout
+    # -------------------------------------------------------------------------------------------------------------
 
     def _lay_out(self, slots: list[Slot]) -> None:
-        """Divide the gradients of ``slots`` into buckets, in reverse registration order; the next round shows the real one."""
+        """Divide the gradients of ``slots`` into buckets, in reverse registration order until a round shows theirs."""
         self._sparse = [slot for slot in slots if slot.sparse]
         self._dense = [slot for slot in slots if not slot.sparse]
         for number, slot in enumerate(self._dense):
@@ -105,7 +106,8 @@ class Reducer:
             self._buckets.append(Bucket(number, members, kind, scale, WORDS if number == last else 0, apart))
         self._next = 0
 
-    # -- gradients arrive -------------------------------------------------------------------------------------------------------
+    # -- gradients arrive
+    # -------------------------------------------------------------------------------------------------------
 
     def _arrived(self, slot: Slot, _: Tensor) -> None:
         """A parameter's gradient has grown; called by autograd."""
@@ -163,16 +165,18 @@ class Reducer:
             self._begin()
             at_the_end_of_backward(self._finish)
 
-    # -- a round ----------------------------------------------------------------------------------------------------------------
+    # -- a round
+    # ----------------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         self._open, self._local = True, False
-        # A model that was cast has gradients that do not fit into these buckets: they stay where they are until there are others.
+        # A model that was cast has gradients that do not fit into these buckets: they stay where they are until there
+        # are others.
         self._holding = [slot.param.dtype for slot in self._dense] != self._dtypes
         self.members.changed = self.members.changed or self._holding
 
     def _send_full(self) -> None:
-        """Send what is full, in the agreed order, but for the last bucket: the words behind it are known at the end only."""
+        """Send what is full, in the agreed order; the last bucket waits for the words behind it."""
         while self._next < len(self._buckets) - 1 and not self._buckets[self._next].waiting:
             bucket = self._buckets[self._next]
             self._next += 1
@@ -260,18 +264,20 @@ class Reducer:
             steps = self.peers.line_up(torch.tensor(self.steps, device=self.device)).tolist()
             listed = ", ".join(f"rank {rank}: {count}" for rank, count in zip(self.peers.ranks, steps, strict=True))
             raise MismatchError(
-                f"rank {self.peers.rank}: this backward met another step's on other ranks; optimizer steps taken so far: {listed}. "
+                f"rank {self.peers.rank}: this backward met another step's on other ranks; optimizer steps taken so "
+                f"far: {listed}. "
                 f"Every rank must take the same steps: where one has no data, or skips a batch, let it call "
                 f"lockstep.sync_gradients(model) and the optimizer all the same."
             )
         if 0 < heard.failed < self.peers.size:
             raise LostRankError(
-                f"rank {self.peers.rank}: a backward raised on {heard.failed:g} of ranks {self.peers.ranks}, so this step's gradients are "
+                f"rank {self.peers.rank}: a backward raised on {heard.failed:g} of ranks {self.peers.ranks}, so this "
+                "step's gradients are "
                 f"not complete on any. Look for that rank's own error; if it was caught, skip the step on every rank."
             )
 
     def _learn(self) -> None:
-        """Expect of the next round what happened in this one; once, agree on the order in which gradients really came."""
+        """Expect of the next round what happened in this one; once, agree on the order in which gradients came."""
         for bucket in self._buckets:
             if bucket.waiting:
                 for slot in bucket.slots:
@@ -309,14 +315,15 @@ class Reducer:
         self._handed = next((slot for slot in self._dense if slot.param.grad is not None), None)
 
     def _abandon(self) -> None:
-        """Complete the round of a backward that raised: the other ranks may be waiting for it. Its gradients are dropped."""
+        """Complete the round of a backward that raised, for which others may be waiting; drop its gradients."""
         self._failed = True
         try:
             self._exchange()
         finally:
             self._close()
 
-    # -- from outside backward --------------------------------------------------------------------------------------------------
+    # -- from outside backward
+    # --------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Average what has not been averaged yet; a rank without gradients takes part with nothing.
@@ -335,13 +342,14 @@ class Reducer:
             self._finish()
 
     def weigh(self, own: float, unit: float = 1.0) -> None:
-        """Give every backward's gradients, from here on, a weight: the average is then exact however samples fall on ranks.
+        """Weigh this rank's gradients from here on: the average is then exact, however samples fall on ranks.
 
         Args:
-            own: What this rank's gradients of the coming round count, such as its number of samples or tokens, over all of its
-                micro-batches. 0 for a rank without any.
-            unit: Gradients are those of Σ weight · loss / ``unit`` on this rank; the same number on every rank. With the mean weight
-                of a rank in the last round, `total_weight` / ranks, nothing is left to do as long as it stays the same.
+            own: What this rank's gradients of the coming round count, such as its number of samples or tokens, over all
+                of its micro-batches. 0 for a rank without any.
+            unit: Gradients are those of Σ weight · loss / ``unit`` on this rank; the same number on every rank. With
+                the mean weight of a rank in the last round, `total_weight` / ranks, nothing is left to do as long as it
+                stays the same.
 
         The result is Σ over ranks of what they have, times ``unit``, divided by the sum of all ranks' weights.
         """
@@ -380,11 +388,13 @@ class Reducer:
     def _refuse_open_round(self) -> None:
         if current_backward() != NO_BACKWARD:
             raise UsageError(
-                f"rank {self.peers.rank}: gradients are being averaged, and complete only when backward() is through. Step the "
+                f"rank {self.peers.rank}: gradients are being averaged, and complete only when backward() is "
+                "through. Step the "
                 f"optimizer, or call lockstep.sync_gradients, after it."
             )
         self._abandon()
         raise UsageError(
-            f"rank {self.peers.rank}: the last backward of this model raised before it was through, so its gradients are not complete. "
+            f"rank {self.peers.rank}: the last backward of this model raised before it was through, so its gradients "
+            "are not complete. "
             f"Call optimizer.zero_grad() and another backward before the next step, on every rank."
         )

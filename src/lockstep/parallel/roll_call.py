@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 PATIENCE = timedelta(seconds=3)
 
 
@@ -19,6 +17,7 @@ def missing_ranks(store: Any, rank: int, ranks: Sequence[int], patience: timedel
         patience: How long the others get.
 
     Example:
+        >>> import torch.distributed as dist
         >>> missing_ranks(dist.HashStore(), 0, [0, 1], timedelta(seconds=0.01))
         [1]
     """

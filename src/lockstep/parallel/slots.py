@@ -52,7 +52,7 @@ class Slot:
 
 
 def room(param: Tensor) -> int:
-    """Real numbers that a parameter's gradient takes in a bucket: an even number, so that a complex one can start anywhere."""
+    """Real numbers that a gradient takes in a bucket: an even number, so that a complex one can start anywhere."""
     count = param.numel() * (2 if param.is_complex() else 1)
     return count + count % 2
 

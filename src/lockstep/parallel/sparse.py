@@ -12,10 +12,11 @@ _NONE, _SPARSE, _DENSE = 0, 1, 2
 
 
 def average_sparse(slots: Sequence[Slot], peers: Peers) -> None:
-    """Average the gradients of ``slots`` in place. A rank without one counts as zero; None stays None where no rank has one.
+    """Average the gradients of ``slots`` in place.
 
-    All ranks first tell each other the kind and the number of rows of each gradient, then each gradient is gathered, filled up with
-    empty rows to the largest number. A gradient that is dense on some rank (tied weights) becomes dense on all.
+    A rank without one counts as zero; None stays None where no rank has one. All ranks first tell each other the kind
+    and the number of rows of each gradient, then each gradient is gathered, filled up with empty rows to the largest
+    number. A gradient that is dense on some rank (tied weights) becomes dense on all.
     """
     if not slots:
         return

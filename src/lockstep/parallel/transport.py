@@ -39,8 +39,8 @@ class Summed:
 
     Args:
         peers: The ranks.
-        communicate: ``"bf16"`` or ``"fp16"`` to send half as many bytes; None to send gradients in their own dtype. Half gradients are
-            summed in float32: nccl and shm do so by themselves, for gloo they are sent as float32.
+        communicate: ``"bf16"`` or ``"fp16"`` to send half as many bytes; None to send gradients in their own dtype.
+            Half gradients are summed in float32: nccl and shm do so by themselves, for gloo they are sent as float32.
     """
 
     def __init__(self, peers: Peers, communicate: str | None = None) -> None:
