@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from lockstep.parallel.batchnorm import convert_sync_batchnorm as convert_sync_batchnorm
     from lockstep.parallel.batchnorm import create_syncbn_process_group as create_syncbn_process_group
     from lockstep.parallel.batchnorm import revert_sync_batchnorm as revert_sync_batchnorm
-    from lockstep.train.bar import progress as progress
-    from lockstep.train.update import Update as Update
     from lockstep.parallel.buffers import sync_buffers as sync_buffers
     from lockstep.parallel.ddp import DistributedDataParallel as DistributedDataParallel
+    from lockstep.train.bar import progress as progress
+    from lockstep.train.update import Update as Update
     from lockstep.world import World as World
     from lockstep.world import first as first
     from lockstep.world import init as init

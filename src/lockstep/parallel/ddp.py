@@ -1,7 +1,7 @@
 """torch's DistributedDataParallel, its interface on lockstep's reducer."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -222,7 +222,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         divide_by_initial_world_size: bool = False,
         enable: bool = True,
         throw_on_early_termination: bool = False,
-    ) -> Join:
+    ) -> AbstractContextManager[Any]:
         """Let ranks run out of data at different times: within this context, those that have keep the others company.
 
         Args:
@@ -231,11 +231,10 @@ class DistributedDataParallel(nn.Module, Joinable):
             enable: False makes it do nothing.
             throw_on_early_termination: Raise on all ranks as soon as one has run out.
         """
+        if self._reducer is None:
+            return nullcontext()
         return Join(
-            [self],
-            enable and self._reducer is not None,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
+            [self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size
         )
 
     def join_hook(self, **kwargs: Any) -> JoinHook:
