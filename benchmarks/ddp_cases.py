@@ -8,11 +8,14 @@ its own and 20 seconds.
 """
 
 import multiprocessing
+import os
 import sys
 import tempfile
 import warnings
 from pathlib import Path
 from typing import ClassVar
+
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch's reducer warns line by line
 
 import torch
 from common import keep, machine

@@ -172,14 +172,14 @@ def g07_reentrant_checkpoints_that_differ_from_rank_to_rank(tool):
 @case
 def parameter_used_twice(tool):
     model = tool.wrap(Net())
-    tool.loss(lambda _, x: model(x, "aba").square().mean()).backward()
+    tool.loss(lambda _, x: model(x, "abca").square().mean()).backward()
     return grads(tool, model)
 
 
 @case
 def two_forwards_one_backward(tool):
     model = tool.wrap(Net())
-    tool.loss(lambda _, x: model(x).square().mean() + model(2 * x, "ca").square().mean()).backward()
+    tool.loss(lambda _, x: model(x).square().mean() + model(2 * x, "cab").square().mean()).backward()
     return grads(tool, model)
 
 
@@ -189,7 +189,7 @@ def g14_two_forwards_one_backward_with_batch_norm_in_eval_mode(tool):
     model.norm = nn.BatchNorm1d(WIDTH).double().eval()
     model.norm.train = lambda mode=True: model.norm
     model = tool.wrap(model)
-    tool.loss(lambda _, x: (model(x, ["a", "norm"]) * model(2 * x, ["norm", "b"])).mean()).backward()
+    tool.loss(lambda _, x: (model(x, ["a", "norm", "c"]) * model(2 * x, ["norm", "b"])).mean()).backward()
     return grads(tool, model)
 
 

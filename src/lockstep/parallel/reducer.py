@@ -66,6 +66,7 @@ class Reducer:
         self.device = device
         self._caps = [int(cap * MEBIBYTE) for cap in caps]
         self._unsent = False
+        self._sent = False  # whether this step's round has been
         self._stepped: set[int] | None = None  # optimizers that stepped since the last round; None before the first one
         self._handed: Slot | None = None  # one that had a gradient in the last round
         self._tasks: set[int] = set()  # the backward that is running, and those nested in it
@@ -310,6 +311,8 @@ class Reducer:
     def _close(self) -> None:
         self._restart()
         self._open = self._unsent = self._graphs = False
+        self._sent = True
+        self._seen = None if self._seen is None else []
         self._fast = _NEVER
         self._tasks, self._stepped = set(), set()
         self._handed = next((slot for slot in self._dense if slot.param.grad is not None), None)
@@ -337,9 +340,11 @@ class Reducer:
         """
         if self._open:
             self._refuse_open_round()
-        if self._unsent or self._stepped is None or self._stepped or self._emptied():
+        if self._unsent or not self._sent or self._emptied():
             self._begin()
             self._finish()
+        # The next call belongs to the next step, whether that has a backward on this rank or not.
+        self._sent = False
 
     def weigh(self, own: float, unit: float = 1.0) -> None:
         """Weigh this rank's gradients from here on: the average is then exact, however samples fall on ranks.
@@ -379,6 +384,7 @@ class Reducer:
             self._finish()
         if self._stepped is not None:
             self._stepped.add(id(optimizer))
+        self._sent = False
         self.steps += 1
 
     def _emptied(self) -> bool:
