@@ -373,6 +373,32 @@ def test_a_backward_that_raised_everywhere_leaves_nothing_behind():
         torch.testing.assert_close(grad, expected.a.weight.grad)
 
 
+def overwritten(rank):
+    model = lockstep.replicate(Net().float())
+    mean(model(share(rank).float())).backward()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    model.double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        mean(model(share(rank, step))).backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def test_g13_parameters_that_a_cast_replaced_unnoticed_are_found_at_the_optimizers_step():
+    exact = Net().float().double()
+    optimizer = torch.optim.SGD(exact.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        Tool(range(2)).loss(lambda _, x: mean(exact(x)), step).backward()
+        optimizer.step()
+
+    for found in run_ranks(overwritten, 2):
+        for param, p in zip(found, exact.parameters(), strict=True):
+            torch.testing.assert_close(param, p.detach(), rtol=1e-12, atol=1e-12)
+
+
 def step_in_backward(rank):
     model = lockstep.replicate(Net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -81,6 +81,18 @@ class Members:
         """The ids of all of them."""
         return self._slots.keys()
 
+    def look_again(self, params: Iterable[object]) -> bool:
+        """Whether some of ``params`` have come into the model unnoticed; if so, they are known from here on."""
+        module = self._module()
+        if module is None:
+            return False
+        here = {id(param) for param in module.parameters()}
+        if here.isdisjoint(map(id, params)):
+            return False
+        self.adopt(module.named_parameters())
+        self.changed = True
+        return True
+
     def stale(self, slots: Iterable[Slot]) -> bool:
         """Whether one of ``slots`` was frozen, or is no longer in the model."""
         module = self._module()

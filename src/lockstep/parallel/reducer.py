@@ -9,7 +9,7 @@ What is averaged is whatever stands in `.grad`. Parts of it that were averaged b
 stay what they are: it does not matter how many backwards, with communication or without, made a gradient.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -386,6 +386,12 @@ class Reducer:
             self._stepped.add(id(optimizer))
         self._sent = False
         self.steps += 1
+
+    def look_again(self, params: Iterable[object]) -> bool:
+        """Whether some of ``params`` have come into the model unnoticed; then their gradients are unsent."""
+        found = self.members.look_again(params)
+        self._unsent = self._unsent or found
+        return found
 
     def _emptied(self) -> bool:
         """Whether the gradients of the last round are gone: a new step has begun."""
