@@ -99,10 +99,6 @@ def test_parameters_that_the_module_says_to_ignore_stay_local():
     assert not torch.equal(b, other_b)
 
 
-# -- communication hooks
-# ----------------------------------------------------------------------------------------------------------
-
-
 def hooked(rank, name, steps):
     torch.manual_seed(0)
     # PowerSGD's second collective comes from a thread, so on the CPU several buckets would get into each other's way.
@@ -162,10 +158,6 @@ def test_a_second_hook_and_one_that_cannot_be_called_are_refused():
         assert "function" in no_function
 
 
-# -- uneven inputs
-# ------------------------------------------------------------------------------------------------------------------
-
-
 def uneven(rank, divide):
     model = DistributedDataParallel(nn.Sequential(nn.Linear(1, 1, bias=False), nn.BatchNorm1d(1, affine=False)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -213,10 +205,6 @@ def test_all_ranks_have_the_same_model_after_an_uneven_epoch_and_go_on():
 
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-# -- buffers -----------------------------------------------------------------------------------------------------------
-# -------------
 
 
 def statistics(rank, how):

@@ -33,10 +33,6 @@ def mean(x):
     return x.square().mean()
 
 
-# -- attaching
-# --------------------------------------------------------------------------------------------------------------------
-
-
 def what_a_replicated_model_is(rank):
     model = Net()
     names, before = list(model.state_dict()), set(vars(model))
@@ -210,10 +206,6 @@ def unwrapped(rank):
 
 def test_unwrap_gives_the_plain_module():
     assert run_ranks(unwrapped, 2) == [[Net] * 6] * 2
-
-
-# -- sending
-# ----------------------------------------------------------------------------------------------------------------------
 
 
 def local_until_sent(rank):
@@ -414,10 +406,6 @@ def test_an_optimizers_step_within_backward_raises():
         assert "after it" in message
 
 
-# -- overlap and order
-# --------------------------------------------------------------------------------------------------------------
-
-
 class Gate(torch.autograd.Function):
     """A place in backward that waits until something else has happened."""
 
@@ -508,7 +496,9 @@ def orders(rank):
     lockstep.replicate(model, first_bucket_mb=1e-6, bucket_mb=1e-6)
     reducer, seen = reducer_of(model), []
     for _ in range(2):
-        seen.append([slot.name for bucket in reducer._buckets for slot in bucket.slots if slot.name.endswith("weight")])
+        seen.append(
+            [slot.name for bucket in reducer._layout.buckets for slot in bucket.slots if slot.name.endswith("weight")]
+        )
         x = torch.ones(1, 8)
         for number in (3, 0, 2, 1) if rank == 0 else (1, 2, 0, 3):
             x = model[number](x)
@@ -520,10 +510,6 @@ def test_buckets_follow_the_order_in_which_gradients_came_on_rank_0():
     for first, second in run_ranks(orders, 2):
         assert first == ["3.weight", "2.weight", "1.weight", "0.weight"]
         assert second == ["1.weight", "2.weight", "0.weight", "3.weight"]
-
-
-# -- dtypes, weights, compiled models
-# -------------------------------------------------------------------------------------------------
 
 
 def half_parameters(rank):

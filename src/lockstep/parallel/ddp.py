@@ -214,9 +214,6 @@ class DistributedDataParallel(nn.Module, Joinable):
         if self._reducer is not None:
             self._reducer.syncing = value
 
-    # -- uneven inputs
-    # ----------------------------------------------------------------------------------------------------------
-
     def join(
         self,
         divide_by_initial_world_size: bool = False,
@@ -253,9 +250,6 @@ class DistributedDataParallel(nn.Module, Joinable):
     def join_process_group(self) -> Any:
         """By whom they go."""
         return self.process_group
-
-    # -- copies
-    # -----------------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the connection to other ranks."""

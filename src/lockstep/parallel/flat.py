@@ -81,9 +81,6 @@ class Bucket:
         for slot in self.slots:
             slot.fired, slot.taken = 0, False
 
-    # -- filling
-    # ----------------------------------------------------------------------------------------------------------------
-
     def take(self, slot: Slot) -> None:
         """Copy one gradient in, scaled, and let its memory go."""
         self._prepare()
@@ -155,9 +152,6 @@ class Bucket:
                 kept = sum(held) != _HELD_IN_MAP * len(current)
         if kept:
             self.allocate()
-
-    # -- giving back
-    # ------------------------------------------------------------------------------------------------------------
 
     def hand_back(self) -> None:
         """Make every gradient that some rank has a view of this bucket; what none has stays None."""

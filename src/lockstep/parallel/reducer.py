@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import LostRankError, MismatchError, UsageError
-from lockstep.parallel.buckets import MEBIBYTE, Piece, complete_order, fill_buckets
-from lockstep.parallel.control import WORDS, Control, in_step, say, understand
+from lockstep.parallel.buckets import MEBIBYTE
+from lockstep.parallel.control import Control, in_step, say, understand
 from lockstep.parallel.engine import NO_BACKWARD, at_the_end_of_backward, current_backward, enclosing_node
-from lockstep.parallel.flat import Bucket
+from lockstep.parallel.layout import Layout
 from lockstep.parallel.members import Members
 from lockstep.parallel.peers import Peers
 from lockstep.parallel.same_model import compare_structure, describe
-from lockstep.parallel.slots import Slot, real_dtype
+from lockstep.parallel.slots import Slot
 from lockstep.parallel.sparse import average_sparse
 from lockstep.parallel.transport import Transport
 
@@ -73,42 +73,13 @@ class Reducer:
         self._fast = _NEVER  # the backward whose gradients take the short way
         self._open = self._local = self._holding = self._failed = self._graphs = False
         self._late: list[Slot] = []
+        self._agreed: list[int] | None = None  # the order of the next rounds, when it has just become known
         self.members = Members(module, self._arrived, ignored)
-        self._lay_out(self.members.scan())
-
-    # -- the layout
-    # -------------------------------------------------------------------------------------------------------------
-
-    def _lay_out(self, slots: list[Slot]) -> None:
-        """Divide the gradients of ``slots`` into buckets, in reverse registration order until a round shows theirs."""
-        self._sparse = [slot for slot in slots if slot.sparse]
-        self._dense = [slot for slot in slots if not slot.sparse]
-        for number, slot in enumerate(self._dense):
-            slot.number, slot.expected = number, 1
-        for slot in self._sparse:
-            slot.bucket = None
-        self._dtypes = [slot.param.dtype for slot in self._dense]
-        self._order = list(reversed(range(len(self._dense))))
-        self._seen: list[int] | None = []
-        self._groups = self._divide()
-        self._make_buckets()
-
-    def _divide(self) -> list[list[int]]:
-        pieces = [Piece(slot.param.nbytes, (real_dtype(slot.param), slot.param.device)) for slot in self._dense]
-        return fill_buckets(pieces, self._order, self._caps) or [[]]
-
-    def _make_buckets(self) -> None:
-        last = len(self._groups) - 1
-        self._buckets = []
-        for number, group in enumerate(self._groups):
-            members = [self._dense[i] for i in group]
-            kind = (real_dtype(members[0].param), members[0].param.device) if members else (torch.float32, self.device)
-            scale, apart = self.transport.scale_for(kind[0]), self.transport.narrow(kind[0])
-            self._buckets.append(Bucket(number, members, kind, scale, WORDS if number == last else 0, apart))
+        self._layout = self._lay_out(self.members.scan())
         self._next = 0
 
-    # -- gradients arrive
-    # -------------------------------------------------------------------------------------------------------
+    def _lay_out(self, slots: list[Slot]) -> Layout:
+        return Layout(slots, self.transport, self.device, self._caps)
 
     def _arrived(self, slot: Slot, _: Tensor) -> None:
         """A parameter's gradient has grown; called by autograd."""
@@ -123,12 +94,13 @@ class Reducer:
             if self._local:
                 self._keep(slot)
                 return
-            if self._seen is not None and slot.bucket is not None and not slot.fired:
-                self._seen.append(slot.number)
+            seen = self._layout.seen
+            if seen is not None and slot.bucket is not None and not slot.fired:
+                seen.append(slot.number)
             if graph and slot.param.grad is not None and slot.param.grad.requires_grad:
                 slot.graph, self._graphs = slot.param.grad, True
             self._note(slot)
-        if self._seen is None and not graph and not self._holding:
+        if self._layout.seen is None and not graph and not self._holding:
             self._fast = task
 
     def _note(self, slot: Slot) -> None:
@@ -149,7 +121,7 @@ class Reducer:
     def _keep(self, slot: Slot) -> None:
         """A gradient that is not to be sent now."""
         self._unsent = True
-        if slot.bucket is not None and slot.param.dtype == self._dtypes[slot.number]:
+        if slot.bucket is not None and self._layout.has_place(slot):
             slot.bucket.keep(slot)
 
     def _enter(self, task: int) -> None:
@@ -166,26 +138,25 @@ class Reducer:
             self._begin()
             at_the_end_of_backward(self._finish)
 
-    # -- a round
-    # ----------------------------------------------------------------------------------------------------------------
-
     def _begin(self) -> None:
         self._open, self._local = True, False
         # A model that was cast has gradients that do not fit into these buckets: they stay where they are until there
         # are others.
-        self._holding = [slot.param.dtype for slot in self._dense] != self._dtypes
+        self._holding = not self._layout.fits()
         self.members.changed = self.members.changed or self._holding
 
     def _send_full(self) -> None:
         """Send what is full, in the agreed order; the last bucket waits for the words behind it."""
-        while self._next < len(self._buckets) - 1 and not self._buckets[self._next].waiting:
-            bucket = self._buckets[self._next]
+        while self._next < len(self._layout.buckets) - 1 and not self._layout.buckets[self._next].waiting:
+            bucket = self._layout.buckets[self._next]
             self._next += 1
             bucket.fill()
             self.transport.send(bucket)
 
     def _finish(self) -> None:
         """Complete the round; what it raises comes out of ``backward()``."""
+        if not self._open:
+            return
         try:
             with torch.no_grad():
                 heard = self._exchange()
@@ -204,18 +175,18 @@ class Reducer:
         """Send what has not left yet, wait for everything and give it back."""
         silent = self._holding or self._failed or self.inactive
         self._send_rest(silent)
-        for bucket in self._buckets:
+        for bucket in self._layout.buckets:
             self.transport.receive(bucket)
-        heard = understand(self._buckets[-1].words.tolist())
+        heard = understand(self._layout.buckets[-1].words.tolist())
         self._refuse(heard)
-        extras = [(slot, slot.param.grad) for slot in self._late if slot.param.grad is not None]
         if not silent:
-            for bucket in self._buckets:
+            extras = [(slot, slot.param.grad) for slot in self._late if slot.param.grad is not None]
+            for bucket in self._layout.buckets:
                 bucket.hand_back()
-        for slot, extra in extras:
-            assert slot.param.grad is not None
-            slot.param.grad.add_(extra.detach())
-        average_sparse(self._sparse, self.peers)
+            for slot, extra in extras:
+                assert slot.param.grad is not None
+                slot.param.grad.add_(extra.detach())
+        average_sparse(self._layout.sparse, self.peers, silent=silent)
         return heard
 
     def _factor(self, heard: Control) -> float:
@@ -230,34 +201,34 @@ class Reducer:
     def _multiply(self, factor: float) -> None:
         """Once, at the very end, since a round may have had several exchanges."""
         if factor != 1:
-            for bucket in self._buckets:
+            for bucket in self._layout.buckets:
                 bucket.body.mul_(factor)
-            for slot in self._sparse:
+            for slot in self._layout.sparse:
                 if slot.param.grad is not None:
                     slot.param.grad = slot.param.grad * factor
         if self._graphs:
-            for bucket in self._buckets:
+            for bucket in self._layout.buckets:
                 bucket.tie_graphs(factor)
 
     def _send_rest(self, silent: bool) -> None:
-        waiting = [slot for bucket in self._buckets if bucket.waiting for slot in bucket.slots if not slot.fired]
+        waiting = [slot for bucket in self._layout.buckets if bucket.waiting for slot in bucket.slots if not slot.fired]
         words = say(
             changed=self.members.changed or self.members.stale(waiting),
             late=bool(self._late),
             failed=self._failed,
             inactive=self.inactive,
-            weight=self.weight[0] if self.weight is not None else 1.0,
+            weight=0.0 if self.inactive else 1.0 if self.weight is None else self.weight[0],
             steps=self.steps,
         ).words()
-        for bucket in self._buckets[self._next :]:
+        for bucket in self._layout.buckets[self._next :]:
             if silent:
                 bucket.fill_nothing()
             else:
                 bucket.fill()
-            if bucket is self._buckets[-1]:
+            if bucket is self._layout.buckets[-1]:
                 bucket.words.copy_(torch.tensor(words, dtype=bucket.words.dtype))
             self.transport.send(bucket)
-        self._next = len(self._buckets)
+        self._next = len(self._layout.buckets)
 
     def _refuse(self, heard: Control) -> None:
         """Raise, on every rank, if the ranks are not in the same step."""
@@ -278,44 +249,35 @@ class Reducer:
             )
 
     def _learn(self) -> None:
-        """Expect of the next round what happened in this one; once, agree on the order in which gradients came."""
-        for bucket in self._buckets:
-            if bucket.waiting:
-                for slot in bucket.slots:
-                    slot.expected = max(1, slot.fired)
-        for slot in self._late:
-            slot.expected = slot.fired
-        if self._seen is None:
+        """Expect the same of the next round; once, agree on the order in which gradients came on the first rank."""
+        self._layout.expect_the_same(self._late)
+        if self._layout.seen is None:
             return
-        seen = torch.tensor([len(self._seen), *complete_order(self._seen, self._order)], device=self.device)
+        seen = torch.tensor(self._layout.order_seen(), device=self.device)
         self.peers.broadcast(seen)
         count, *order = seen.tolist()
-        if count:
-            self._order, self._seen = order, None
+        self._agreed = order if count else None
 
     def _rearrange(self) -> None:
         """The model has changed on some rank: all look again, and must have come to the same."""
         slots = self.members.scan()
         compare_structure(describe((slot.name, slot.param) for slot in slots), self.peers, self.device)
-        self._lay_out(slots)
+        self._layout, self._agreed = self._lay_out(slots), None
 
     def _restart(self) -> None:
-        groups = self._groups if self._seen is not None else self._divide()
-        if groups != self._groups:
-            self._groups = groups
-            self._make_buckets()
-        for bucket in self._buckets:
-            bucket.restart()
+        if self._agreed is not None:
+            self._layout.follow(self._agreed)
+            self._agreed = None
+        self._layout.restart()
         self._next, self._late, self._holding, self._failed = 0, [], False, False
 
     def _close(self) -> None:
         self._restart()
         self._open = self._unsent = self._graphs = False
         self._sent = True
-        self._seen = None if self._seen is None else []
         self._fast = _NEVER
         self._tasks, self._stepped = set(), set()
-        self._handed = next((slot for slot in self._dense if slot.param.grad is not None), None)
+        self._handed = next((slot for slot in self._layout.dense if slot.param.grad is not None), None)
 
     def _abandon(self) -> None:
         """Complete the round of a backward that raised, for which others may be waiting; drop its gradients."""
@@ -324,9 +286,6 @@ class Reducer:
             self._exchange()
         finally:
             self._close()
-
-    # -- from outside backward
-    # --------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Average what has not been averaged yet; a rank without gradients takes part with nothing.
@@ -372,7 +331,7 @@ class Reducer:
     def travel_by(self, transport: Transport) -> None:
         """Send buckets another way from the next round on."""
         self.transport = transport
-        self._make_buckets()
+        self._layout.build(transport)
 
     def before_step(self, optimizer: object, has_closure: bool) -> None:
         """An optimizer is about to use the gradients: average them, if they are not."""

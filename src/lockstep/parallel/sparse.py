@@ -11,28 +11,32 @@ from lockstep.parallel.slots import Slot
 _NONE, _SPARSE, _DENSE = 0, 1, 2
 
 
-def average_sparse(slots: Sequence[Slot], peers: Peers) -> None:
+def average_sparse(slots: Sequence[Slot], peers: Peers, *, silent: bool) -> None:
     """Average the gradients of ``slots`` in place.
 
     A rank without one counts as zero; None stays None where no rank has one. All ranks first tell each other the kind
     and the number of rows of each gradient, then each gradient is gathered, filled up with empty rows to the largest
-    number. A gradient that is dense on some rank (tied weights) becomes dense on all.
+    number. A gradient that is dense on some rank (tied weights) becomes dense on all. A silent rank gives nothing, and
+    keeps what it has.
     """
     if not slots:
         return
-    for slot in slots:
-        if slot.param.grad is not None and slot.param.grad.is_sparse:
-            slot.param.grad = slot.param.grad.coalesce()
-    mine = [_describe(slot.param.grad) for slot in slots]
+    grads = [None if silent else slot.param.grad for slot in slots]
+    grads = [grad.coalesce() if grad is not None and grad.is_sparse else grad for grad in grads]
+    mine = [_describe(grad) for grad in grads]
     device = slots[0].param.device
     everyone = peers.line_up(torch.tensor(mine, device=device)).tolist()
-    for number, slot in enumerate(slots):
+    for number, (slot, grad) in enumerate(zip(slots, grads, strict=True)):
         kinds = [row[number][0] for row in everyone]
         if _DENSE in kinds:
-            slot.param.grad = _average_dense(slot.param.grad, slot.param, peers)
+            average = _average_dense(grad, slot.param, peers)
         elif _SPARSE in kinds:
             counts = [row[number][1] for row in everyone]
-            slot.param.grad = _average_rows(slot.param.grad, slot.param, counts, peers)
+            average = _average_rows(grad, slot.param, counts, peers)
+        else:
+            continue
+        if not silent:
+            slot.param.grad = average
 
 
 def _describe(grad: Tensor | None) -> list[int]:
