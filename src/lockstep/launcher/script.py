@@ -1,0 +1,69 @@
+"""Runs the script as python would run it: the same ``__main__``, ``sys.argv`` and ``sys.path[0]``."""
+
+import importlib.machinery
+import importlib.util
+import os
+import pkgutil
+import runpy
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+
+class Job(NamedTuple):
+    """A script's path or a module's name, and what follows it."""
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+
+    def __str__(self) -> str:
+        """As it was written."""
+        return " ".join((*(("-m",) if self.module else ()), self.target, *self.arguments))
+
+
+def run_as_main(job: Job) -> None:
+    """Run a job; what it raises comes out as it is."""
+    # A new module: nothing of the launcher's own __main__ shows, and multiprocessing's spawn finds the script by its __file__.
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.argv = [job.target, *job.arguments]
+    if job.module:
+        sys.path[0] = os.getcwd()  # where `python -m` looks first
+        runpy._run_module_as_main(job.target)  # type: ignore[attr-defined]  # what `python -m` calls; checked on Python 3.10 to 3.14
+    elif pkgutil.get_importer(job.target) is not None:
+        sys.path[0] = job.target  # a folder or a zip file with a __main__.py in it
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+    else:
+        sys.path[0] = os.path.dirname(os.path.realpath(job.target))  # noqa: PTH120  (python takes these two, a Path differs for "")
+        _run_file(job.target, main.__dict__)
+
+
+def _run_file(path: str, space: dict[str, Any]) -> None:
+    with open(path, "rb") as file:  # noqa: PTH123  (errors must name the path as it was written)
+        source = file.read()
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    # python leaves __spec__ None for a script, and multiprocessing relies on it.
+    space.update(__file__=path, __loader__=loader, __cached__=None, __package__=None, __spec__=None)
+    if path.endswith(".pyc"):
+        exec(loader.get_code("__main__"), space)  # type: ignore[arg-type]  # noqa: S102
+        return
+    exec(compile(source, path, "exec", dont_inherit=True), space)  # noqa: S102
+
+
+def missing(job: Job) -> str:
+    """What to say if there is no such script or module; empty if there is."""
+    if not job.module:
+        return "" if os.path.exists(job.target) else f"there is no file {job.target}."  # noqa: PTH110
+    top = job.target.partition(".")[0]
+    found = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) or importlib.util.find_spec(top)
+    return "" if found else f"there is no module {top}."
+
+
+def own_part(error: BaseException, files: Sequence[str]) -> types.TracebackType | None:
+    """A traceback from the script's first line on: without the frames of the launcher and of runpy above it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in files:
+        trace = trace.tb_next
+    return trace
