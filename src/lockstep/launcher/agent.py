@@ -3,15 +3,15 @@
 Public names of torch.distributed.elastic only, checked on torch 2.13.
 """
 
-import datetime
+import errno
+import gc
 import logging
 import os
 import socket
 import uuid
 from collections.abc import Callable
-from typing import Protocol
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import HashStore, TCPStore
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
@@ -19,6 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from lockstep.errors import UsageError
 from lockstep.launcher import orphans
 from lockstep.launcher.child import Start, be_a_rank
 from lockstep.launcher.plan import LaunchPlan, Meeting
@@ -46,17 +47,9 @@ class OneNode(RendezvousHandler):
 
     def __init__(self, meeting: Meeting) -> None:
         self._run_id = meeting.run_id or uuid.uuid4().hex
-        listener = socket.create_server((_ADDRESS, meeting.port), backlog=1024)
-        self._port = listener.getsockname()[1]
-        # Given a listening socket, the store opens none of its own, which would listen everywhere.
-        self._store = TCPStore(
-            _ADDRESS,
-            self._port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=60),
-            master_listen_fd=listener.detach(),
-        )
+        self._wanted_port = meeting.port
+        self._for_agent = HashStore()  # the agent has nobody but itself to talk to
+        self._for_ranks: TCPStore | None = None
 
     def get_backend(self) -> str:
         """Its name."""
@@ -68,8 +61,15 @@ class OneNode(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet: at once."""
-        return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, RendezvousStoreInfo(_ADDRESS, self._port))
+        """Meet: at once. Ranks that start again get a new store, so that they do not find the keys of those before."""
+        self._for_ranks = None  # closes the one before, which may hold the port
+        listener = listen(self._wanted_port)
+        port = listener.getsockname()[1]
+        # Given a listening socket, the store opens none of its own, which would listen everywhere.
+        self._for_ranks = TCPStore(
+            _ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return RendezvousInfo(self._for_agent, 0, 1, RendezvousStoreInfo(_ADDRESS, port))
 
     def is_closed(self) -> bool:
         """Never closed."""
@@ -135,6 +135,24 @@ class Watched(RendezvousHandler):
         return self._inner.shutdown()
 
 
+def listen(port: int) -> socket.socket:
+    """Listen on loopback, at a port that the kernel picks where ``port`` is 0.
+
+    Raises:
+        UsageError: The port is taken; the message says by whom.
+    """
+    try:
+        return socket.create_server((_ADDRESS, port), backlog=1024)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+    import psutil
+
+    owners = {c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.status == "LISTEN"}
+    who = " and ".join(f"process {pid} ({psutil.Process(pid).name()})" for pid in owners if pid) or "another process"
+    raise UsageError(f"--master-port {port} is taken by {who}. Leave the option out to get a free port.")
+
+
 def meet(meeting: Meeting) -> RendezvousHandler:
     """Make the rendezvous that the plan says."""
     if not meeting.backend:
@@ -151,16 +169,17 @@ def meet(meeting: Meeting) -> RendezvousHandler:
     return get_rendezvous_handler(parameters)
 
 
-class Watcher(Protocol):
-    """Who is told when ranks are about to start, and now and then while they run."""
+def run(plan: LaunchPlan, start: Start, before_start: Callable[[], None]) -> dict[int, int]:
+    """Start the ranks and stay until all have ended.
 
-    def before_start(self) -> None:
-        """Before each start."""
-        ...
+    Args:
+        plan: How many, how they meet, how often they start again.
+        start: What each rank is given.
+        before_start: Called before each start; may raise RendezvousGracefulExitError, which ends it all.
 
-
-def run(plan: LaunchPlan, start: Start, watcher: Watcher) -> None:
-    """Start the ranks and stay until all have ended; how they ended, the watcher knows."""
+    Returns:
+        Exit codes of ranks that failed, as far as torch's agent noticed them; negative for a signal.
+    """
     if "LOGLEVEL" not in os.environ:  # torch's own name for: I want to read its logs
         logging.disable(logging.CRITICAL)
     pids: set[int] = set()
@@ -169,11 +188,13 @@ def run(plan: LaunchPlan, start: Start, watcher: Watcher) -> None:
         pids.update(worker.id for worker in agent.get_worker_group().workers)
         orphans.reap(spare=pids)
 
-    def before_start() -> None:
-        watcher.before_start()
+    def before() -> None:
+        before_start()
         pids.clear()
+        gc.collect()
+        gc.freeze()  # what was imported is not looked at again by the ranks' garbage collection, and stays shared
 
-    handler = Watched(meet(plan.meeting), before_start, reap)
+    handler = Watched(meet(plan.meeting), before, reap)
     spec = WorkerSpec(
         role="default",
         local_world_size=len(plan.seats),
@@ -185,6 +206,7 @@ def run(plan: LaunchPlan, start: Start, watcher: Watcher) -> None:
     )
     agent = LocalElasticAgent(spec, NoLogs(), start_method=plan.start)
     try:
-        agent.run()
+        result = agent.run()
     finally:
         handler.shutdown()
+    return {rank: failure.exitcode for rank, failure in result.failures.items()} if result else {}

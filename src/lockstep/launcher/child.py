@@ -49,7 +49,7 @@ def be_a_rank(start: Start) -> None:
     local_rank = int(os.environ["LOCAL_RANK"])
     seat, streams = start.plan.seats[local_rank], start.streams[local_rank]
     pipe = streams.report.fileno()
-    reports.tell(pipe, pid=os.getpid(), rank=int(os.environ["RANK"]))
+    reports.tell(pipe, pid=os.getpid(), rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
     try:
         _take_signals(start)
         orphans.die_with(start.agent)
@@ -156,9 +156,18 @@ def _exit_code(end: SystemExit, pipe: int) -> int:
 
 
 def _end() -> None:
-    """What python does after the last line of a script."""
+    """What python does after a script's last line, but for the last step.
+
+    Python would now stop every other thread where it next asks for the interpreter's lock, which for gloo's threads (they
+    let go of tensors) means "terminate called without an active exception" now and then, seen with torch 2.13 and python
+    3.11. A rank goes the other way: it lets go of the script's objects while everything still works, and then leaves at once.
+    """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
     atexit._run_exitfuncs()
+    space = sys.modules["__main__"].__dict__
+    for name in [name for name in space if not name.startswith("__")]:
+        space[name] = None
+    gc.collect()
     for stream in [thing for thing in gc.get_objects() if issubclass(type(thing), io.IOBase)]:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -67,8 +67,7 @@ def find_first(ends: Iterable[End]) -> End | None:
         >>> find_first([felt, killed]).rank
         1
     """
-    failed = [end for end in ends if end.failed]
-    return min(failed, key=lambda end: (end.told and not end.error, end.echo, end.told, end.when), default=None)
+    return min((end for end in ends if end.failed), key=lambda end: (end.told, end.echo, end.when), default=None)
 
 
 def exit_code(end: End | None) -> int:
@@ -104,7 +103,7 @@ def signal_name(number: int) -> str:
 
 
 def report(ends: Sequence[End], size: int) -> str:
-    """Everything said at the end: who else failed in one line each, then the first failing rank and its traceback.
+    """Everything said at the end: who else failed, by time, and at last the first failing rank and its traceback.
 
     Example:
         >>> print(report([End(1, 1, "ant", 0.5, code=3)], size=2), end="")
@@ -115,13 +114,12 @@ def report(ends: Sequence[End], size: int) -> str:
         return ""
     others = sorted((end for end in ends if end.failed and end is not first), key=lambda end: end.when)
     lines = [
-        f"lockstep: rank {end.rank} {'was told to end' if end.told and not end.error else 'failed too'}, "
-        f"{end.when - first.when:+.1f} s: {cause(end)}\n"
+        f"lockstep: {end.when - first.when:+.2f} s: rank {end.rank} "
+        f"{'was ended' if end.told and not end.error else 'failed too'} ({cause(end)})\n"
         for end in others
     ]
     where = f"rank {first.rank} of {size} (local rank {first.local_rank} on {first.host})"
-    body = first.text if not first.text or first.text.endswith("\n") else first.text + "\n"
-    return "".join(lines) + f"lockstep: {where} failed first: {cause(first)}\n" + body
+    return "".join(lines) + f"lockstep: {where} failed first: {cause(first)}\n" + first.text
 
 
 def restart_line(first: End | None, restart: int, most: int) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn
 
+from lockstep.errors import UsageError
 from lockstep.launcher import failure, orphans
 from lockstep.launcher.child import Start, Streams
 from lockstep.launcher.output import Output
@@ -139,8 +140,10 @@ class _Front:
             return False
         if "say" in word:
             self._output.say(word["say"])
-        elif "rank" in word:
-            self._output.name(*word["rank"])
+        elif "log" in word:
+            self._output.log(*word["log"])
+        elif "name" in word:
+            self._output.name(*word["name"])
         else:
             self._last = word
         return True
@@ -164,10 +167,9 @@ def _be_the_agent(
         ends.words[0].close()
         orphans.adopt_orphans()
         os.environ["OMP_NUM_THREADS"] = plan.seats[0].environment["OMP_NUM_THREADS"]  # before numpy reads it
-        words = ends.words[1]
 
         def say(**word: object) -> None:
-            words.send_bytes(json.dumps(word).encode())
+            ends.words[1].send_bytes(json.dumps(word).encode())
 
         from lockstep.launcher import agent
         from lockstep.launcher.watch import Watch
@@ -176,11 +178,16 @@ def _be_the_agent(
         streams = tuple(Streams(*pair, end) for pair, (_, end) in zip(output.streams, ends.reports, strict=True))
         start = Start(plan, job, streams, os.getpid(), frozenset(mask))
         watch.start()
-        agent.run(plan, start, watch)
-        failures = watch.ends()
-        first = failure.find_first(failures)
+        seen = agent.run(plan, start, watch.before_start)
+        found = watch.ends(seen)
+        first = failure.find_first(found)
         code = failure.exit_code(first)
-        say(code=code, text=failure.report(failures, len(plan.seats)))
+        for end in found:
+            say(log=[end.local_rank, end.text])
+        say(code=code, rank=first.rank if first else -1, text=failure.report(found, watch.size()))
+    except UsageError as error:
+        say(code=2, rank=-1, text=f"lockstep: {error}\n")
+        code = 2
     except BaseException:
         traceback.print_exc()
     finally:

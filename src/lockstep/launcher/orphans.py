@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Collection
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -81,3 +82,8 @@ def reap(spare: Collection[int] = ()) -> None:
             for pid in map(int, (task / "children").read_text().split()):
                 if pid not in spare:
                     os.waitpid(pid, os.WNOHANG)
+
+
+def tracker() -> set[int]:
+    """Give the one helper that multiprocessing starts for ``spawn``, which lives as long as the launcher."""
+    return {pid for pid in [getattr(resource_tracker._resource_tracker, "_pid", None)] if pid}

@@ -7,13 +7,17 @@ import selectors
 import struct
 import termios
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep.launcher.child import Streams
 from lockstep.launcher.screen import Screen
+
+
+_PATIENCE = 1.0
+"""Seconds after which an unfinished line is written to a file as it is: a prompt, or a rank that hangs."""
 
 
 class Source(NamedTuple):
@@ -32,6 +36,7 @@ class Output:
         self._thread = threading.Thread(target=self._run, name="lockstep-output", daemon=True)
         self._names = {rank: rank for rank in range(ranks)}
         self._host = host
+        self._last = 0.0
         self._sources: list[Source] = []
         self._theirs: list[Connection] = []
         self._terminals: list[int] = []
@@ -104,12 +109,19 @@ class Output:
         for source in self._sources:
             self._selector.register(source.fd, selectors.EVENT_READ, source)
         while self._selector.get_map():
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(_PATIENCE if any(map(self._waits, self._screens)) else None):
                 more = self._carry(key.data) if isinstance(key.data, Source) else key.data()
                 if not more:
                     self._selector.unregister(key.fd)
+            for target, screen in self._screens.items():
+                if screen.keeps and not self._waits(target):
+                    self._write(target, screen.release())
         for log in self._logs:
             log.close()
+
+    def _waits(self, target: int) -> bool:
+        """Whether the owner's unfinished line is still expected to go on."""
+        return self._screens[target].keeps and time.monotonic() < self._last + _PATIENCE
 
     def _carry(self, source: Source) -> bool:
         try:
@@ -120,7 +132,8 @@ class Output:
         if self._logs:
             self._logs[source.local_rank].write(data)
         if source.own:
-            whole = self._write(source.target, screen.own(data))
+            self._last = time.monotonic()
+            whole = self._write(source.target, screen.own(data) if data else screen.release())
         else:
             whole = self._write(source.target, screen.other(source, name, data) if data else screen.finish(source, name))
         if not whole or not data:

@@ -13,6 +13,7 @@ class Report(NamedTuple):
 
     pid: int = 0
     rank: int = 0
+    size: int = 0
     when: float = 0.0
     code: int | None = None
     error: str = ""

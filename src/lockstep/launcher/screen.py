@@ -7,28 +7,48 @@ _LONGEST = 1 << 20
 
 
 class Screen:
-    """One place that is written to.
+    r"""One place that is written to.
 
-    One rank, the owner, has it as if it were alone: its bytes pass as they are, unfinished lines too, so that bars, prompts and
-    cursor codes work. Lines of others come whole, with their rank in front. Where the owner stands in the middle of a
-    line, a terminal is wiped and the owner's line drawn again below; a file gets a line break.
+    One rank, the owner, has it as if it were alone: its bytes come out as they are. Lines of others come whole, with their
+    rank in front. On a terminal the owner's bytes pass at once, so that bars, prompts and cursor codes work, and when a
+    line of another rank comes while the owner stands in the middle of one, that is wiped and drawn again below. In a file
+    the owner's lines are kept until they are whole, or `release` says that it has waited long enough.
+
+    Example:
+        >>> screen = Screen(terminal=False)
+        >>> screen.own(b"step 1, lo"), screen.other("err", "rank 1", b"careful\n"), screen.own(b"ss 0.5\n")
+        (b'', b'[rank 1] careful\n', b'step 1, loss 0.5\n')
     """
 
     def __init__(self, terminal: bool, colour: bool = False) -> None:
         self._terminal = terminal
         self._dim, self._plain = (_DIM, _PLAIN) if colour else (b"", b"")
-        self._standing = b""
+        self._standing = b""  # what the owner has on the line where the cursor is
+        self._kept = b""
         self._unfinished: dict[object, bytes] = {}
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the owner has given something that is not written yet."""
+        return bool(self._kept)
+
     def own(self, data: bytes) -> bytes:
-        """Bytes of the owner: what to write."""
-        line = (self._standing + data).rpartition(b"\n")[2]
-        # Of a bar only the newest drawing counts, and the one before, where the newest is only begun.
-        self._standing = b"\r".join(line.rsplit(b"\r", 2)[-2:])[-_LONGEST:]
+        """Take bytes of the owner; give what to write."""
+        data, self._kept = self._kept + data, b""
+        if not self._terminal and len(data) < _LONGEST:
+            end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+            data, self._kept = data[:end], data[end:]
+        self._stand(data)
+        return data
+
+    def release(self) -> bytes:
+        """Give what was kept of the owner's, line or not."""
+        data, self._kept = self._kept, b""
+        self._stand(data)
         return data
 
     def other(self, who: object, name: str, data: bytes) -> bytes:
-        """Bytes of another rank's stream ``who``: what to write, which is nothing until a line is whole."""
+        """Take bytes of another rank's stream ``who``; give what to write, which is nothing until a line is whole."""
         *lines, rest = (self._unfinished.get(who, b"") + data).split(b"\n")
         if len(rest) > _LONGEST:
             lines, rest = [*lines, rest], b""
@@ -36,19 +56,25 @@ class Screen:
         return self.lines([self._label(name, line) for line in lines])
 
     def finish(self, who: object, name: str) -> bytes:
-        """The stream has ended: what of it was no whole line yet."""
+        """The stream has ended: give what of it was no whole line yet."""
         rest = self._unfinished.pop(who, b"")
         return self.lines([self._label(name, rest)]) if rest else b""
 
     def lines(self, lines: list[bytes]) -> bytes:
-        """Write whole lines beside what the owner has standing."""
+        """Give whole lines, set beside what the owner has standing."""
         text = b"".join(line + b"\n" for line in lines)
         if not text or not self._standing:
             return text
         if self._terminal:
-            return _CLEAR + text + self._standing.rpartition(b"\r")[2 if not self._standing.endswith(b"\r") else 0]
+            return _CLEAR + text + self._standing
         self._standing = b""
         return b"\n" + text
+
+    def _stand(self, data: bytes) -> None:
+        line = (self._standing + data).rpartition(b"\n")[2]
+        # Of a bar only its newest drawing; a carriage return at the end has drawn nothing yet.
+        drawn, back = line.rstrip(b"\r"), b"\r" * line.endswith(b"\r")
+        self._standing = (drawn.rpartition(b"\r")[2] + back)[-_LONGEST:]
 
     def _label(self, name: str, line: bytes) -> bytes:
         # A bar of another rank: its last drawing. A line may end with a carriage return and a line feed.
