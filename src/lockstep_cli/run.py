@@ -55,4 +55,6 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
         return
     if options["nproc_per_node"] == "auto":
         click.echo(plan.in_one_line(made), err=True)
-    sys.exit(front.run(made, functools.partial(run_as_main, job)))
+    last = front.run(made, functools.partial(run_as_main, job))
+    sys.stderr.write(last.text)
+    sys.exit(last.code)

@@ -13,17 +13,21 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable
 from multiprocessing import process
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-from lockstep.launcher import orphans, reports, script
+from lockstep.launcher import orphans, reports
 from lockstep.launcher.plan import LaunchPlan, Seat
 
 
 # What multiprocessing takes a main process for; in a process that it has just started, this module comes before its task.
 _MAIN_PROCESS = process.current_process()
+
+
+_HERE = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH118, PTH120  (as code objects name their files)
 
 
 class Streams(NamedTuple):
@@ -131,8 +135,7 @@ def _run(job: Callable[[], None], pipe: int) -> int:
 def tell_failure(error: BaseException, pipe: int) -> None:
     """Tell an exception, with the traceback that python would print, or that the script's own hook prints."""
     when = time.monotonic()
-    files = (__file__, script.__file__, runpy.__file__, "<frozen runpy>")
-    error.__traceback__ = script.own_part(error, files)
+    error.__traceback__ = trim(error)
     text = io.StringIO()
     # torch.distributed sets a hook that puts the rank before every line, which stands above the traceback here.
     if sys.excepthook is sys.__excepthook__ or sys.excepthook.__module__ == "torch.distributed.distributed_c10d":
@@ -144,6 +147,14 @@ def tell_failure(error: BaseException, pipe: int) -> None:
     code = 130 if isinstance(error, KeyboardInterrupt) else 1
     facts = {"when": when, "code": code, "kind": type(error).__name__, "error": last[-1][:500]}
     reports.tell(pipe, **facts, text=reports.shorten(text.getvalue()))
+
+
+def trim(error: BaseException) -> types.TracebackType | None:
+    """Give the part of a traceback that is the script's own: without our frames and runpy's above it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_HERE, runpy.__file__, "<frozen runpy>")):
+        trace = trace.tb_next
+    return trace or error.__traceback__
 
 
 def _exit_code(end: SystemExit, pipe: int) -> int:

@@ -31,12 +31,22 @@ class Ends(NamedTuple):
     reports: list[tuple[Connection, Connection]]
 
 
-def run(plan: LaunchPlan, job: Callable[[], None]) -> int:
-    """Run a job on every rank of the plan.
+class LastWord(NamedTuple):
+    """How it ended.
 
-    Returns:
-        The exit code: 0, or that of the rank that failed first.
+    Attributes:
+        code: The exit code: 0, or that of the rank that failed first.
+        rank: That rank; -1 if there is none.
+        text: What is to be said of it.
     """
+
+    code: int
+    rank: int
+    text: str
+
+
+def run(plan: LaunchPlan, job: Callable[[], None]) -> LastWord:
+    """Run a job on every rank of the plan; what is said of its end is not printed yet."""
     count = len(plan.seats)
     alone = plan.one_node and count == 1 and not plan.log_dir
     output = Output(
@@ -74,13 +84,13 @@ class _Front:
         self._plan, self._output, self._agent = plan, output, agent
         self._control = ends.control[1]
         self._words = ends.words[0]
-        self._last: dict[str, object] = {}
+        self._last: LastWord | None = None
         output.close_theirs()
         for theirs in (ends.control[0], ends.words[1], *(end for pair in ends.reports for end in pair)):
             theirs.close()
         output.listen(self._words.fileno(), self._hear)
 
-    def stay(self) -> int:
+    def stay(self) -> LastWord:
         """Pass signals on until the agent has ended; then see that nobody is left, and have the last word."""
         self._output.start()
         status = self._wait()
@@ -89,13 +99,14 @@ class _Front:
         self._output.join(timeout=5.0 if stuck else None)
         if stuck:
             self._output.say(f"lockstep: processes {sorted(stuck)} hang inside the kernel and could not be ended")
+        self._output.settle()
         if self._last:
-            self._output.say(str(self._last["text"]))
-            return int(str(self._last["code"]))
+            return self._last
         code = os.waitstatus_to_exitcode(status)
-        if code < 0:
-            self._output.say(f"lockstep: the launcher's agent was ended by {failure.signal_name(-code)}, and the ranks with it")
-        return 128 - code if code < 0 else code
+        if code >= 0:  # it has written why
+            return LastWord(code, -1, "")
+        who = f"lockstep: the launcher's agent was ended by {failure.signal_name(-code)}, and its ranks with it\n"
+        return LastWord(128 - code, -1, who)
 
     def _wait(self) -> int:
         watched = _watched()
@@ -145,7 +156,7 @@ class _Front:
         elif "name" in word:
             self._output.name(*word["name"])
         else:
-            self._last = word
+            self._last = LastWord(**word)
         return True
 
 

@@ -1,6 +1,7 @@
 """What this node has: cores by shared cache, a container's limit, GPUs."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from lockstep.launcher.plan import Machine
@@ -9,9 +10,9 @@ _CPUS = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def look() -> Machine:
-    """Look at this node; imports torch only where there is a GPU driver."""
-    return Machine(gpus=count_gpus(), groups=core_groups(os.sched_getaffinity(0)), quota=read_quota())
+def look(count: Callable[[], int] | None = None) -> Machine:
+    """Look at this node; ``count`` tells the GPUs that torch can use, by default as a process does that will fork ranks."""
+    return Machine(gpus=(count or count_gpus)(), groups=core_groups(os.sched_getaffinity(0)), quota=read_quota())
 
 
 def core_groups(allowed: set[int]) -> tuple[tuple[int, ...], ...]:

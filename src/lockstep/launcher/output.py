@@ -84,8 +84,15 @@ class Output:
         self._names[local_rank] = rank
 
     def say(self, text: str) -> None:
-        """Write lines of the launcher's own to stderr."""
-        self._write(2, self._screens[2].lines(text.encode().removesuffix(b"\n").split(b"\n")) if text else b"")
+        """Write lines of the launcher's own to stderr, after everything else."""
+        if text:
+            self.settle()
+            self._write(2, text.removesuffix("\n").encode(errors="replace") + b"\n")
+
+    def settle(self) -> None:
+        """End unfinished lines."""
+        for target, screen in self._screens.items():
+            self._write(target, screen.settle())
 
     def log(self, local_rank: int, text: str) -> None:
         """Write to one rank's log only."""

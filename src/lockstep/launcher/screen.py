@@ -47,6 +47,14 @@ class Screen:
         self._stand(data)
         return data
 
+    def settle(self) -> bytes:
+        """End the owner's line where it stands, for something that must come after it."""
+        data = self.release()
+        if self._standing:
+            self._standing = b""
+            return data + b"\n"
+        return data
+
     def other(self, who: object, name: str, data: bytes) -> bytes:
         """Take bytes of another rank's stream ``who``; give what to write, which is nothing until a line is whole."""
         *lines, rest = (self._unfinished.get(who, b"") + data).split(b"\n")

@@ -7,7 +7,6 @@ import pkgutil
 import runpy
 import sys
 import types
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -59,11 +58,3 @@ def missing(job: Job) -> str:
     top = job.target.partition(".")[0]
     found = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) or importlib.util.find_spec(top)
     return "" if found else f"there is no module {top}."
-
-
-def own_part(error: BaseException, files: Sequence[str]) -> types.TracebackType | None:
-    """A traceback from the script's first line on: without the frames of the launcher and of runpy above it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in files:
-        trace = trace.tb_next
-    return trace
