@@ -68,6 +68,7 @@ def be_a_rank(start: Start) -> None:
     code = _run(start.job, pipe)
     if code:
         os._exit(code)
+    reports.tell(pipe, code=0)  # from here on it only waits for torch's agent, and can be told to end
 
 
 def _take_signals(start: Start) -> None:

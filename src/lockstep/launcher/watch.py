@@ -63,7 +63,7 @@ class Rank:
         killed = status is not None and status.si_code != os.CLD_EXITED
         number = status.si_status if status is not None and killed else 0
         code = status.si_status if report.code is None and status is not None and not killed else report.code
-        when = report.when or self.died
+        when = report.when or self.died or time.monotonic()
         return End(
             rank=report.rank,
             local_rank=self.local_rank,
@@ -136,7 +136,8 @@ class Watch:
         with self._lock:
             for rank in self._ranks:
                 self._listen(rank)
-            ends = [rank.end() for rank in self._ranks if rank.status is not None or rank.report.code is not None]
+            # The agent may have collected a status before this thread saw it; then a rank that said nothing was ended by us.
+            ends = [r.end() for r in self._ranks if r.status is not None or r.report.code is not None or r.told]
             base = min((rank.report.rank - rank.local_rank for rank in self._ranks if rank.report.pid), default=0)
         known = {end.rank for end in ends}
         for number, code in (seen or {}).items():
