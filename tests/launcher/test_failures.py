@@ -176,7 +176,7 @@ def test_restarts_say_who_died_of_what_and_how_often_and_find_a_fresh_store(tmp_
 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "sum 2\n"
-    lines = [line for line in done.stderr.splitlines() if "restart" in line]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("lockstep: restart")]
     assert re.match(r"lockstep: restart 1 of 3: rank 1 \(local rank 1 on \S+\) died of ValueError: unlucky$", lines[0])
     assert re.match(r"lockstep: restart 2 of 3: rank 0 \(local rank 0 on \S+\) died of SIGKILL$", lines[1])
     assert len(lines) == 2
@@ -188,7 +188,7 @@ def test_a_stopped_job_does_not_start_again(tmp_path):
         process.terminate()
 
         assert process.wait(60) == 143
-        assert "restart" not in process.stderr.read()
+        assert "lockstep: restart" not in process.stderr.read()
     assert len(written(tmp_path, 2)) == 2
 
 

@@ -107,6 +107,7 @@ def _forget_multiprocessing() -> None:
     """A rank is a main process, not somebody's worker: libraries look at this, and multiprocessing at its own past."""
     process._parent_process = None  # type: ignore[attr-defined]
     process._current_process = _MAIN_PROCESS  # type: ignore[attr-defined]
+    _MAIN_PROCESS.name = "MainProcess"
     if multiprocessing.get_start_method(allow_none=True) is not None:
         multiprocessing.set_start_method(None, force=True)
 

@@ -11,6 +11,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing import util
 from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn
 
@@ -190,6 +191,7 @@ def _be_the_agent(
         start = Start(plan, job, streams, os.getpid(), frozenset(mask))
         watch.start()
         seen = agent.run(plan, start, watch.before_start)
+        util._exit_function()  # gives back what `spawn` has in /dev/shm
         found = watch.ends(seen)
         first = failure.find_first(found)
         code = failure.exit_code(first)

@@ -58,21 +58,37 @@ def descendants(root: int) -> set[int]:
     return found - ended
 
 
+_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+_CLEANERS_TIME = 2.0
+
+
 def kill_descendants(root: int, spare: Collection[int] = (), seconds: float = 5.0) -> set[int]:
     """Kill every process below ``root`` but those in ``spare``, again and again until none is left.
+
+    Those that only wait to remove what the others leave in /dev/shm get a moment to do so, and end by themselves.
 
     Returns:
         Who could not be killed in time: processes that hang inside the kernel.
     """
-    end = time.monotonic() + seconds
+    start = time.monotonic()
     while left := descendants(root) - set(spare):
+        patient = time.monotonic() < start + _CLEANERS_TIME
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > end:
+            if not (patient and _cleans_up(pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > start + seconds:
             return left
         time.sleep(0.005)
     return set()
+
+
+def _cleans_up(pid: int) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return any(name in command for name in _CLEANERS)
 
 
 def reap(spare: Collection[int] = ()) -> None:

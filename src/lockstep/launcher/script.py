@@ -25,22 +25,23 @@ class Job(NamedTuple):
 def run_as_main(job: Job) -> None:
     """Run a job; what it raises comes out as it is."""
     # A new module: nothing of the launcher's own __main__ shows, and multiprocessing's spawn finds the script by its __file__.
-    sys.modules["__main__"] = main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    # multiprocessing has a second name for the module, by which objects of loader workers come back.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.argv = [job.target, *job.arguments]
     if job.module:
         sys.path[0] = os.getcwd()  # where `python -m` looks first
         runpy._run_module_as_main(job.target)  # type: ignore[attr-defined]  # what `python -m` calls; checked on Python 3.10 to 3.14
     elif pkgutil.get_importer(job.target) is not None:
-        sys.path[0] = job.target  # a folder or a zip file with a __main__.py in it
+        sys.path[0] = os.path.abspath(job.target)  # noqa: PTH100  # a folder or a zip file with a __main__.py in it
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
     else:
         sys.path[0] = os.path.dirname(os.path.realpath(job.target))  # noqa: PTH120  (python takes these two, a Path differs for "")
-        _run_file(job.target, main.__dict__)
+        _run_file(os.path.abspath(job.target), main.__dict__)  # noqa: PTH100
 
 
 def _run_file(path: str, space: dict[str, Any]) -> None:
-    with open(path, "rb") as file:  # noqa: PTH123  (errors must name the path as it was written)
+    with open(path, "rb") as file:  # noqa: PTH123  (a Path would tidy what python leaves)
         source = file.read()
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     # python leaves __spec__ None for a script, and multiprocessing relies on it.

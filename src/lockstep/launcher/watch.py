@@ -57,6 +57,9 @@ class Rank:
             self.told.add(number)
             self.told_at = min(self.told_at, time.monotonic())
 
+    def _last_told(self) -> int:
+        return signal.SIGKILL if signal.SIGKILL in self.told else max(self.told, default=0)
+
     def end(self) -> End:
         """How it ended, as far as that is known."""
         report, status = self.report, self.status
@@ -70,7 +73,7 @@ class Rank:
             host=socket.gethostname(),
             when=when,
             code=code,
-            signal=0 if code is not None else number or max(self.told, default=0),
+            signal=0 if code is not None else number or self._last_told(),
             # Dead of a signal that nobody here has sent, it is a cause, whatever it was told.
             told=when > self.told_at and (code is not None or not number or number in self.told),
             error=report.error,
