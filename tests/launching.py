@@ -61,10 +61,17 @@ def alive(pid):
         return False
 
 
+def children(pid):
+    """The processes that a process has started."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def written(folder, count):
     """The process numbers that scripts have left as file names in a folder, once there are so many."""
     return until(
-        lambda: pids if len(pids := [int(p.name) for p in Path(folder).iterdir() if p.name.isdecimal()]) >= count else 0,
+        lambda: (
+            pids if len(pids := [int(p.name) for p in Path(folder).iterdir() if p.name.isdecimal()]) >= count else 0
+        ),
         f"{count} processes have begun",
     )
 

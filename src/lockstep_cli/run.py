@@ -11,7 +11,9 @@ from lockstep_cli.spelling import EITHER_SPELLING
 
 
 @click.command(context_settings=EITHER_SPELLING | {"allow_interspersed_args": False})
-@click.option("-n", "--nproc-per-node", default="auto", metavar="N", help="Ranks on this node: a number, auto, gpu or cpu.")
+@click.option(
+    "-n", "--nproc-per-node", default="auto", metavar="N", help="Ranks on this node: a number, auto, gpu or cpu."
+)
 @click.option("--nnodes", default="1", metavar="N[:MOST]", help="Nodes.")
 @click.option("--node-rank", default=0, help="This node's number, from 0.")
 @click.option("--master-addr", default="", metavar="HOST", help="Node 0.")

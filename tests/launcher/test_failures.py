@@ -1,12 +1,12 @@
 """What a failing rank does to the others, to the output and to the exit code."""
 
 import json
+import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
-from launching import alive, run, started, until, written
+from launching import alive, children, run, started, until, written
 
 HERE = "import os, sys, signal, time, pathlib\nrank = int(os.environ['RANK'])\n"
 BEGIN = HERE + "pathlib.Path(__file__).with_name(str(os.getpid())).touch()\n"
@@ -51,7 +51,12 @@ def test_l16_the_exit_code_is_the_failing_ranks(tmp_path, end, code):
 
 
 def test_a_crash_in_native_code_shows_where_python_was(tmp_path):
-    done = run(tmp_path, HERE + "def crash():\n    import ctypes; ctypes.string_at(0)\ncrash() if rank else None\n" + WAIT, "-n", "2")
+    done = run(
+        tmp_path,
+        HERE + "def crash():\n    import ctypes; ctypes.string_at(0)\ncrash() if rank else None\n" + WAIT,
+        "-n",
+        "2",
+    )
 
     assert "failed first: SIGSEGV" in done.stderr
     assert "line 4 in crash" in done.stderr
@@ -104,12 +109,12 @@ def test_l02_nobody_outlives_the_launcher_however_it_dies(tmp_path, victim):
     )
     with started(tmp_path, source + WAIT, "-n", "2") as process:
         pids = written(tmp_path, 6)
-        agent = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+        (agent,) = children(process.pid)
         assert all(map(alive, pids))
         if victim == "front":
             process.kill()
         else:
-            signal.pidfd_send_signal(__import__("os").pidfd_open(agent), signal.SIGKILL)
+            os.kill(agent, signal.SIGKILL)
 
         until(lambda: not any(map(alive, [*pids, agent])), "all processes have ended")
         assert process.wait() in (-9, 137)
@@ -155,7 +160,9 @@ def test_a_signal_that_ends_the_ranks_gives_128_and_its_number(tmp_path):
 
 
 def test_a_rank_that_ignores_sigterm_holds_the_launcher_no_longer_than_grace(tmp_path):
-    with started(tmp_path, HERE + "signal.signal(15, signal.SIG_IGN)\n" + BEGIN + WAIT, "-n", "2", "--grace", "0.2") as process:
+    with started(
+        tmp_path, HERE + "signal.signal(15, signal.SIG_IGN)\n" + BEGIN + WAIT, "-n", "2", "--grace", "0.2"
+    ) as process:
         written(tmp_path, 2)
         process.terminate()
 
@@ -193,7 +200,9 @@ def test_a_stopped_job_does_not_start_again(tmp_path):
 
 
 def test_the_scripts_own_hook_writes_the_traceback(tmp_path):
-    source = HERE + "sys.excepthook = lambda kind, error, trace: print('my own', kind.__name__, file=sys.stderr)\n1 / 0\n"
+    source = (
+        HERE + "sys.excepthook = lambda kind, error, trace: print('my own', kind.__name__, file=sys.stderr)\n1 / 0\n"
+    )
 
     done = run(tmp_path, source, "-n", "2")
 

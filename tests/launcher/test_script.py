@@ -20,7 +20,9 @@ if os.environ.get("RANK", "0") == "0": print(facts)
 def alone_and_launched(command, folder, **more):
     """What a command prints when python runs it, and when lockstep does on two ranks."""
     return [
-        ast.literal_eval(subprocess.run([*start, *command], capture_output=True, text=True, check=True, cwd=folder, **more).stdout)
+        ast.literal_eval(
+            subprocess.run([*start, *command], capture_output=True, text=True, check=True, cwd=folder, **more).stdout
+        )
         for start in ([sys.executable], [*LOCKSTEP, "run", "-n", "2"])
     ]
 
@@ -29,7 +31,9 @@ def test_a_script_sees_what_it_would_see_alone(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "train.py").write_text(FACTS)
 
-    alone, launched = alone_and_launched(["sub/train.py", "-n", "3", "--lr", "0.1", "--", "--nproc_per_node=9"], tmp_path)
+    alone, launched = alone_and_launched(
+        ["sub/train.py", "-n", "3", "--lr", "0.1", "--", "--nproc_per_node=9"], tmp_path
+    )
 
     assert alone == launched
 
@@ -120,7 +124,11 @@ def test_the_spawn_start_runs_the_same_script(tmp_path):
         subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     )
     done = subprocess.run(
-        [*LOCKSTEP, "run", "-n", "2", "--start", "spawn", "train.py"], capture_output=True, text=True, check=True, cwd=tmp_path
+        [*LOCKSTEP, "run", "-n", "2", "--start", "spawn", "train.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
     )
 
     assert alone == ast.literal_eval(done.stdout)

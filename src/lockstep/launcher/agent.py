@@ -94,7 +94,9 @@ class OneNode(RendezvousHandler):
 class Watched(RendezvousHandler):
     """Any rendezvous, with somebody told whenever the agent comes to it: before each start of the ranks, and while they run."""
 
-    def __init__(self, inner: RendezvousHandler, before_start: Callable[[], None], while_running: Callable[[], None]) -> None:
+    def __init__(
+        self, inner: RendezvousHandler, before_start: Callable[[], None], while_running: Callable[[], None]
+    ) -> None:
         self._inner = inner
         self._before_start = before_start
         self._while_running = while_running

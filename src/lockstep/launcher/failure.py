@@ -39,7 +39,13 @@ class End(NamedTuple):
 
 
 # What gloo, nccl and torch's stores say when the other side is gone. Only the order of blame depends on these words.
-_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed", "remote process exited")
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "remote process exited",
+)
 _ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "LostRankError", "LateRankError")
 
 

@@ -74,7 +74,15 @@ def _pipe() -> tuple[Connection, Connection]:
 
 
 def _watched() -> set[int]:
-    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGWINCH}
+    numbers = {
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGCHLD,
+        signal.SIGWINCH,
+    }
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
         numbers.add(signal.SIGHUP)
     return numbers

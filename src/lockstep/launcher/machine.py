@@ -19,7 +19,9 @@ def core_groups(allowed: set[int]) -> tuple[tuple[int, ...], ...]:
     """Put cores that share their last-level cache together; all in one group where the kernel does not say."""
     groups: dict[str, list[int]] = {}
     for core in sorted(allowed):
-        caches = sorted((_CPUS / f"cpu{core}" / "cache").glob("index[0-9]*"), key=lambda folder: _read(folder / "level"))
+        caches = sorted(
+            (_CPUS / f"cpu{core}" / "cache").glob("index[0-9]*"), key=lambda folder: _read(folder / "level")
+        )
         groups.setdefault(_read(caches[-1] / "shared_cpu_list") if caches else "", []).append(core)
     return tuple(map(tuple, groups.values()))
 

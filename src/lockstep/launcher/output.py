@@ -142,7 +142,9 @@ class Output:
             self._last = time.monotonic()
             whole = self._write(source.target, screen.own(data) if data else screen.release())
         else:
-            whole = self._write(source.target, screen.other(source, name, data) if data else screen.finish(source, name))
+            whole = self._write(
+                source.target, screen.other(source, name, data) if data else screen.finish(source, name)
+            )
         if not whole or not data:
             os.close(source.fd)  # whoever writes more gets a broken pipe, as if it wrote there itself
             return False

@@ -121,7 +121,8 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
     cores, cores_choice = choose_cores(count, machine, environ, gpu)
     shared = {"OMP_NUM_THREADS": str(threads)} | loopback(meeting, environ)
     seats = tuple(
-        Seat(rank, f"cuda:{rank}" if gpu else "cpu", cores[rank] if cores else (), dict(shared)) for rank in range(count)
+        Seat(rank, f"cuda:{rank}" if gpu else "cpu", cores[rank] if cores else (), dict(shared))
+        for rank in range(count)
     )
     if wish.debug is not None and not 0 <= wish.debug < count:
         raise UsageError(f"--debug {wish.debug}: local ranks here count from 0 to {count - 1}.")

@@ -92,7 +92,9 @@ class Watch:
         say: Sends a word to the front.
     """
 
-    def __init__(self, plan: LaunchPlan, control: Connection, pipes: list[Connection], say: Callable[..., None]) -> None:
+    def __init__(
+        self, plan: LaunchPlan, control: Connection, pipes: list[Connection], say: Callable[..., None]
+    ) -> None:
         self._plan = plan
         self._control = control.fileno()
         self._pipes = [pipe.fileno() for pipe in pipes]
