@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test env lint clean
+.PHONY: run test soak env lint clean
 
 run: env
 	$(BIN)/lockstep run -n 2 examples/digits.py
 
 test: lint
 	$(BIN)/pytest -q
+
+# The launcher's clean ends and failures, a hundred times each.
+soak: env
+	LOCKSTEP_SOAK=100 $(BIN)/pytest -q tests/launcher/test_soak.py
 
 lint: env
 	$(BIN)/ruff check .

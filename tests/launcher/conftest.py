@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_in_tmp(monkeypatch):
-    """torch's agent makes files and folders in /tmp; the launcher leaves none. A short name: sockets live there."""
+    """Torch's agent makes files and folders in /tmp; the launcher leaves none. A short name: sockets live there."""
     folder = Path(tempfile.mkdtemp(prefix="ls"))
     monkeypatch.setenv("TMPDIR", str(folder))
     yield

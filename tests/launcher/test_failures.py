@@ -104,7 +104,7 @@ def test_l02_nobody_outlives_the_launcher_however_it_dies(tmp_path, victim):
     """Workers survive launcher's death; neither do their own children, in a session of their own or not."""
     source = BEGIN + (
         "import subprocess\nfor session in (False, True):\n"
-        "    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], start_new_session=session)\n"
+        "    child = subprocess.Popen(['sleep', '1000'], start_new_session=session)\n"
         "    pathlib.Path(__file__).with_name(str(child.pid)).touch()\n"
     )
     with started(tmp_path, source + WAIT, "-n", "2") as process:
@@ -139,7 +139,8 @@ def test_l03_children_of_ranks_end_with_them_when_another_rank_fails(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_signals_reach_every_rank(tmp_path, number):
     source = HERE + (
-        f"def note(number, frame):\n    pathlib.Path(__file__).with_name(f'got{{rank}}').write_text(str(number)); sys.exit(0)\n"
+        "def note(number, frame):\n"
+        "    pathlib.Path(__file__).with_name(f'got{rank}').write_text(str(number))\n    sys.exit(0)\n"
         f"signal.signal({int(number)}, note)\npathlib.Path(__file__).with_name(str(os.getpid())).touch()\n"
     )
     with started(tmp_path, source + WAIT, "-n", "2") as process:
@@ -172,8 +173,8 @@ def test_a_rank_that_ignores_sigterm_holds_the_launcher_no_longer_than_grace(tmp
 
 def test_restarts_say_who_died_of_what_and_how_often_and_find_a_fresh_store(tmp_path):
     source = HERE + (
-        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\nx = torch.ones(1)\ndist.all_reduce(x)\n"
-        "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "x = torch.ones(1)\ndist.all_reduce(x)\nattempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         "if attempt == 0 and rank == 1: raise ValueError('unlucky')\n"
         "if attempt == 1 and rank == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
         "dist.barrier()\nprint('sum', int(x)) if rank == 0 else None\n"

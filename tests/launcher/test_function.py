@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 
-import lockstep
 import pytest
 import torch
 from launching import alive, until
+
+import lockstep
 from lockstep.errors import LostRankError, UsageError
 
 
@@ -33,7 +34,7 @@ def test_l14_a_session_without_a_file_that_has_computed_with_threads_can_launch(
         "import torch, lockstep\ntorch.set_num_threads(4)\nx = torch.rand(2000, 2000); (x @ x).exp().sum()\n"
         "class Kept:\n    def __init__(self, value): self.value = value\n"
         "def job(n):\n    y = torch.rand(500, 500); y @ y\n    return Kept(n + lockstep.init().rank)\n"
-        "print([kept.value for kept in lockstep.launch(job, 5, ranks=2)], isinstance(lockstep.launch(job, 5, ranks=1)[0], Kept))\n"
+        "kept = lockstep.launch(job, 5, ranks=2)\nprint([k.value for k in kept], isinstance(kept[0], Kept))\n"
     )
 
     done = subprocess.run([sys.executable, "-"], input=session, capture_output=True, text=True, timeout=90, check=False)
@@ -64,7 +65,7 @@ def test_a_killed_rank_raises_here():
         while True:
             pass
 
-    with pytest.raises(LostRankError, match="rank 0 of 2 .* failed first: SIGKILL"):
+    with pytest.raises(LostRankError, match=r"rank 0 of 2 .* failed first: SIGKILL"):
         lockstep.launch(train, ranks=2)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import PATIENCE, command, run
+
 from lockstep.launcher.screen import Screen
 
 
@@ -46,7 +47,10 @@ def test_output_and_errors_stay_apart_and_in_order_where_they_are_one(tmp_path):
 
 
 def test_logs_hold_each_ranks_output_and_its_traceback(tmp_path):
-    source = "import os, sys\nrank = os.environ['RANK']\nprint('hello', rank, flush=True)\nif rank == '1': raise ValueError('no')\nwhile True: pass\n"
+    source = (
+        "import os, time\nrank = os.environ['RANK']\nprint('hello', rank)\n"
+        "if rank == '1': raise ValueError('no')\ntime.sleep(1000)\n"
+    )
 
     run(tmp_path, source, "-n", "2", "--log-dir", str(tmp_path / "logs"))
 
@@ -103,7 +107,8 @@ def test_a_bar_of_rank_0_beside_warnings_of_another_stays_whole_on_a_terminal(tm
         "import os, sys, time, pathlib\nrank = os.environ['RANK']\nhere = pathlib.Path(__file__).parent\n"
         "assert rank != '0' or (sys.stdout.isatty() and sys.stderr.isatty())\n"
         "for i in range(1, 21):\n"
-        "    if rank == '0':\n        sys.stderr.write(f'\\repoch {i:2}/20 ' + '#' * i); sys.stderr.flush(); (here / f'bar{i}').touch()\n"
+        "    if rank == '0':\n        sys.stderr.write(f'\\repoch {i:2}/20 ' + '#' * i); sys.stderr.flush()\n"
+        "        (here / f'bar{i}').touch()\n"
         "    else:\n"
         "        while not (here / f'bar{i}').exists(): time.sleep(0.001)\n"
         "        if i % 5 == 0: print('loss is high at', i, file=sys.stderr)\n"
@@ -132,7 +137,8 @@ def test_ranks_are_dim_on_a_terminal_and_plain_elsewhere(tmp_path):
 
 def test_ctrl_c_on_a_terminal_reaches_every_rank_once(tmp_path):
     source = (
-        "import os, sys, time, signal, pathlib\nrank = os.environ['RANK']\nhere = pathlib.Path(__file__).parent\ncount = 0\n"
+        "import os, sys, time, signal, pathlib\n"
+        "rank = os.environ['RANK']\nhere = pathlib.Path(__file__).parent\ncount = 0\n"
         "def note(number, frame):\n    global count\n    count += 1\n"
         "signal.signal(signal.SIGINT, note)\n(here / f'up{rank}').touch()\n"
         "while not all((here / f'up{r}').exists() for r in '01'): time.sleep(0.01)\n"
@@ -148,7 +154,10 @@ def test_ctrl_c_on_a_terminal_reaches_every_rank_once(tmp_path):
 
 
 def test_the_debugger_gets_the_terminal_and_ctrl_c(tmp_path):
-    source = "import os\nx = 41\nif os.environ['RANK'] == '1':\n    print('READY')\n    breakpoint()\n    print('after', x)\n"
+    source = (
+        "import os\nx = 41\n"
+        "if os.environ['RANK'] == '1':\n    print('READY')\n    breakpoint()\n    print('after', x)\n"
+    )
 
     code, shown = on_a_terminal(command(tmp_path, source, "-n", "2", "--debug", "1"), keys=b"x = x + 1\nc\n")
 

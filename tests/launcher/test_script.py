@@ -8,11 +8,14 @@ from launching import LOCKSTEP, run
 
 FACTS = """
 import multiprocessing, os, sys, threading
-facts = dict(argv=sys.argv, name=__name__, file=__file__, path=sys.path[0], spec=__spec__ and __spec__.name, package=__package__,
+facts = dict(argv=sys.argv, name=__name__, file=__file__, path=sys.path[0],
+    spec=__spec__ and __spec__.name, package=__package__,
     main=sys.modules["__main__"].__dict__ is globals(), parent=multiprocessing.parent_process() is None,
     process=multiprocessing.current_process().name, method=multiprocessing.get_start_method(allow_none=True),
-    signals=[__import__("signal").getsignal(n) for n in (2, 10, 12, 15)].__repr__(), thread=threading.current_thread().name,
-    threads=[t.name for t in threading.enumerate()], hook=sys.excepthook is sys.__excepthook__, annotations=__annotations__)
+    signals=repr([__import__("signal").getsignal(n) for n in (2, 10, 12, 15)]),
+    thread=threading.current_thread().name,
+    threads=[t.name for t in threading.enumerate()], hook=sys.excepthook is sys.__excepthook__,
+    annotations=__annotations__)
 if os.environ.get("RANK", "0") == "0": print(facts)
 """
 
@@ -70,7 +73,8 @@ def collate(items): return items
 if __name__ == "__main__":
     import os
     for method in ("fork", "spawn", "forkserver"):
-        loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1, collate_fn=collate, multiprocessing_context=method)
+        more = dict(num_workers=1, collate_fn=collate, multiprocessing_context=method)
+        loader = torch.utils.data.DataLoader(Data(), batch_size=2, **more)
         if os.environ["RANK"] == "1": print(method, [item.i for batch in loader for item in batch], flush=True)
 """
     done = run(tmp_path, source, "-n", "2")
@@ -110,7 +114,7 @@ def test_stdin_is_rank_0s(tmp_path):
 
 
 def test_a_breakpoint_on_rank_0_reads_stdin(tmp_path):
-    source = "import os\nx = 41\nif os.environ['RANK'] == '0':\n    breakpoint()\nprint('after', x) if os.environ['RANK'] == '0' else None\n"
+    source = "import os\nx = 41\nif os.environ['RANK'] == '0':\n    breakpoint()\n    print('after', x)\n"
 
     done = run(tmp_path, source, "-n", "2", input="x = x + 1\nc\n")
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 from launching import LOCKSTEP, alive, children, command, listeners, run, started, until, written
+
 from lockstep.errors import UsageError
 from lockstep.launcher.plan import Machine, Wish, make_plan
 from lockstep_cli import main
@@ -116,7 +117,7 @@ def test_each_rank_keeps_to_its_own_cores(tmp_path):
 def test_cores_are_left_alone_where_they_say_nothing():
     wide = Machine(gpus=0, groups=(tuple(range(8)),))
 
-    def pinned(wish=Wish(nproc_per_node="2"), machine=wide, environ=None):  # noqa: B008
+    def pinned(wish=Wish(nproc_per_node="2"), machine=wide, environ=None):
         return [seat.cores for seat in make_plan(wish, machine, environ or {}).seats] != [()] * 2
 
     assert pinned()

@@ -11,7 +11,7 @@ import socket
 import uuid
 from collections.abc import Callable
 
-from torch.distributed import HashStore, TCPStore
+import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
@@ -43,13 +43,14 @@ class NoLogs(LogsSpecs):
 
 
 class OneNode(RendezvousHandler):
-    """A node alone has nobody to wait for: only a store for its ranks, on loopback, on a port that the kernel picked."""
+    """A node alone waits for nobody: it has a store for its ranks, on loopback, on a port that the kernel picked."""
 
     def __init__(self, meeting: Meeting) -> None:
         self._run_id = meeting.run_id or uuid.uuid4().hex
         self._wanted_port = meeting.port
-        self._for_agent = HashStore()  # the agent has nobody but itself to talk to
-        self._for_ranks: TCPStore | None = None
+        # The agent has nobody but itself to talk to.
+        self._for_agent = dist.HashStore()  # type: ignore[attr-defined]
+        self._for_ranks: dist.Store | None = None
 
     def get_backend(self) -> str:
         """Its name."""
@@ -66,7 +67,7 @@ class OneNode(RendezvousHandler):
         listener = listen(self._wanted_port)
         port = listener.getsockname()[1]
         # Given a listening socket, the store opens none of its own, which would listen everywhere.
-        self._for_ranks = TCPStore(
+        self._for_ranks = dist.TCPStore(  # type: ignore[attr-defined]
             _ADDRESS, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )
         return RendezvousInfo(self._for_agent, 0, 1, RendezvousStoreInfo(_ADDRESS, port))
@@ -92,7 +93,7 @@ class OneNode(RendezvousHandler):
 
 
 class Watched(RendezvousHandler):
-    """Any rendezvous, with somebody told whenever the agent comes to it: before each start of the ranks, and while they run."""
+    """Any rendezvous, with somebody told when the agent comes to it: before each start, and while ranks run."""
 
     def __init__(
         self, inner: RendezvousHandler, before_start: Callable[[], None], while_running: Callable[[], None]
@@ -121,7 +122,7 @@ class Watched(RendezvousHandler):
 
     def set_closed(self) -> None:
         """Close the inner one."""
-        self._inner.set_closed()
+        self._inner.set_closed()  # type: ignore[no-untyped-call]
 
     def num_nodes_waiting(self) -> int:
         """Tell, then ask."""
@@ -148,7 +149,7 @@ def listen(port: int) -> socket.socket:
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     owners = {c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port and c.status == "LISTEN"}
     who = " and ".join(f"process {pid} ({psutil.Process(pid).name()})" for pid in owners if pid) or "another process"

@@ -22,8 +22,7 @@ from typing import NamedTuple
 from lockstep.launcher import orphans, reports
 from lockstep.launcher.plan import LaunchPlan, Seat
 
-
-# What multiprocessing takes a main process for; in a process that it has just started, this module comes before its task.
+# What multiprocessing takes a main process for: this module is imported before a process that it starts gets its task.
 _MAIN_PROCESS = process.current_process()
 
 
@@ -97,7 +96,7 @@ def _take_streams(start: Start, local_rank: int) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: PTH123, SIM115  (multiprocessing had closed it)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115  (it was closed)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # what was printed is seen, also if the rank is killed
@@ -171,9 +170,9 @@ def _exit_code(end: SystemExit, pipe: int) -> int:
 def _end() -> None:
     """What python does after a script's last line, but for the last step.
 
-    Python would now stop every other thread where it next asks for the interpreter's lock, which for gloo's threads (they
-    let go of tensors) means "terminate called without an active exception" now and then, seen with torch 2.13 and python
-    3.11. A rank goes the other way: it lets go of the script's objects while everything still works, and then leaves at once.
+    Python would now stop every other thread where it next asks for the interpreter's lock. A thread of gloo's that lets go
+    of a tensor is unwound through C++ that allows none: "terminate called without an active exception". A rank goes
+    another way: it lets go of the script's objects while everything works, and then leaves at once.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
     atexit._run_exitfuncs()

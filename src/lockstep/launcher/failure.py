@@ -64,8 +64,9 @@ def is_echo(error_type: str, message: str) -> bool:
 def find_first(ends: Iterable[End]) -> End | None:
     """Find the rank whose failure caused the others'.
 
-    A rank that the launcher told to end is no cause, unless all were told. One that says "the peer is gone" comes after one
-    that says what is wrong, whatever their clocks say: a killed rank's death is seen only after its peers have felt it.
+    A rank that the launcher told to end is no cause, unless all were told. One that says "the peer is gone" comes
+    after one that says what is wrong, whatever their clocks say: a killed rank's death is seen only after its peers
+    have felt it.
 
     Example:
         >>> killed = End(1, 1, "a", when=2.0, code=None, signal=9)
@@ -129,11 +130,11 @@ def report(ends: Sequence[End], size: int) -> str:
 
 
 def restart_line(first: End | None, restart: int, most: int) -> str:
-    """What is said when ranks start again.
+    r"""What is said when ranks start again.
 
     Example:
         >>> restart_line(End(1, 1, "ant", 0.5, code=None, signal=9), 1, 3)
-        'lockstep: restart 1 of 3: rank 1 (local rank 1 on ant) died of SIGKILL\\n'
+        'lockstep: restart 1 of 3: rank 1 (local rank 1 on ant) died of SIGKILL\n'
     """
     if first is None:
         return "lockstep: the nodes have changed; all ranks start again\n"

@@ -4,6 +4,7 @@ Two processes rather than one, so that each can clean up after the other (see `o
 forks the ranks has no thread that writes to the terminal.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -74,7 +75,7 @@ def _pipe() -> tuple[Connection, Connection]:
 
 
 def _watched() -> set[int]:
-    numbers = {
+    numbers: set[int] = {
         signal.SIGINT,
         signal.SIGTERM,
         signal.SIGQUIT,
@@ -134,10 +135,8 @@ class _Front:
         from_terminal = info.si_code == _FROM_TERMINAL and info.si_signo in (signal.SIGINT, signal.SIGQUIT)
         if from_terminal and info.si_signo == signal.SIGINT and self._plan.debug is not None:
             return  # it is for the debugger
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the agent has just ended; SIGCHLD comes next
             os.write(self._control.fileno(), bytes((info.si_signo, from_terminal)))
-        except BrokenPipeError:
-            pass  # the agent has just ended; SIGCHLD comes next
 
     def _reap(self) -> int | None:
         """Collect whoever has ended; the agent's status if it is among them."""
@@ -170,15 +169,13 @@ class _Front:
 
 
 def _reap_all() -> None:
-    try:
+    with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 def _be_the_agent(
-    plan: LaunchPlan, job: Callable[[], None], output: Output, ends: Ends, mask: set[signal.Signals]
+    plan: LaunchPlan, job: Callable[[], None], output: Output, ends: Ends, mask: set[int | signal.Signals]
 ) -> NoReturn:
     code = 1
     try:
@@ -199,7 +196,7 @@ def _be_the_agent(
         start = Start(plan, job, streams, os.getpid(), frozenset(mask))
         watch.start()
         seen = agent.run(plan, start, watch.before_start)
-        util._exit_function()  # gives back what `spawn` has in /dev/shm
+        util._exit_function()  # type: ignore[attr-defined]  # gives back what `spawn` has in /dev/shm
         found = watch.ends(seen)
         first = failure.find_first(found)
         code = failure.exit_code(first)

@@ -1,8 +1,8 @@
 """``lockstep.launch(fn)``: a function on several ranks, from a notebook, a test or a script.
 
-The ranks are forked from a new process, not from the caller: a caller that has computed with several threads, or has touched
-CUDA, can not be forked without hanging now and then, and nobody can tell from outside whether it has. So function,
-arguments and results travel by cloudpickle, which takes closures, lambdas and what was defined in a notebook.
+The ranks are forked from a new process, not from the caller: a caller that has computed with several threads, or has
+touched CUDA, cannot be forked without hanging now and then, and nobody can tell from outside whether it has. So
+function, arguments and results travel by cloudpickle, which takes closures, lambdas and what was defined in a notebook.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import IO, Any, NamedTuple, TypeVar
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 
 from lockstep.errors import LostRankError, UsageError
 from lockstep.launcher import child, front, machine, orphans
@@ -56,8 +56,8 @@ def launch(fn: Callable[..., T], *args: Any, ranks: int | None = None) -> list[T
         What each rank returned, by rank. Tensors are copies.
 
     Raises:
-        LostRankError: A rank raised, ended or was killed. The message has its traceback, and the exception itself, where
-            it can be sent, is the cause.
+        LostRankError: A rank raised, ended or was killed. The message has its traceback; the exception itself is the
+            cause, where it can be sent.
         UsageError: ``fn``, its arguments or a result cannot be sent.
 
     Example:
@@ -101,14 +101,15 @@ def _pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
             packed: bytes = cloudpickle.dumps((fn, args))
         except Exception as error:
             raise UsageError(
-                f"lockstep.launch: the function or its arguments cannot be sent to the ranks ({type(error).__name__}: {error}). "
+                f"lockstep.launch: the function or its arguments cannot be sent to the ranks "
+                f"({type(error).__name__}: {error}). "
                 f"Open files, locks, generators and the like must be made inside the function."
             ) from error
     return packed
 
 
 def _importable(module: ModuleType) -> bool:
-    """Whether a new process finds this module by its name; one that pytest or a notebook has loaded its own way, it does not."""
+    """Whether a new process finds this module by its name; not if pytest or a notebook has loaded it its own way."""
     path, name = None, ""
     spec = None
     for part in module.__name__.split("."):
@@ -116,7 +117,7 @@ def _importable(module: ModuleType) -> bool:
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is None:
             return module.__name__ in sys.builtin_module_names
-        path = spec.submodule_search_locations  # type: ignore[assignment]
+        path = spec.submodule_search_locations
     return spec is not None and spec.origin == getattr(module, "__file__", None)
 
 
@@ -131,9 +132,9 @@ def _sent_by_value(module: ModuleType) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _started(order: _Order, fds: list[int]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the front in a new process, and see that it is gone at the end. What it prints goes where the caller prints."""
+    """Start the front in a new process, and see that it ends. What it prints goes where the caller prints."""
     shown = [_is_real(sys.stdout, 1), _is_real(sys.stderr, 2)]
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603  (python itself)
         [sys.executable, "-c", _SERVE.format(path=sys.path)],
         stdin=subprocess.PIPE,
         stdout=None if shown[0] else subprocess.PIPE,
@@ -251,7 +252,8 @@ def _pack_result(value: object, rank: int) -> bytes:
         packed: bytes = cloudpickle.dumps((True, value))
     except Exception as error:
         raise UsageError(
-            f"rank {rank}: the result, a {type(value).__name__}, cannot be sent back ({type(error).__name__}: {error}). "
+            f"rank {rank}: the result, a {type(value).__name__}, cannot be sent back "
+            f"({type(error).__name__}: {error}). "
             f"Return numbers, tensors, arrays, or containers of them."
         ) from error
     return packed

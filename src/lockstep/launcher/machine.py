@@ -11,7 +11,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def look(count: Callable[[], int] | None = None) -> Machine:
-    """Look at this node; ``count`` tells the GPUs that torch can use, by default as a process does that will fork ranks."""
+    """Look at this node; ``count`` counts its GPUs, by default in a way that leaves this process fit to fork."""
     return Machine(gpus=(count or count_gpus)(), groups=core_groups(os.sched_getaffinity(0)), quota=read_quota())
 
 

@@ -1,9 +1,10 @@
 """Nobody outlives the launcher.
 
-Three processes guard one another. The front (what the user started) and the agent below it are both subreapers: whoever loses
-its parent among the ranks' own children is handed to them, so that a walk over descendants finds everybody, also what has left
-its session. If the agent dies, the front ends the rest; if the front dies, the agent sees its control pipe close and does so.
-Ranks ask the kernel to kill them when the agent dies, which holds even where both were killed at once.
+Three processes guard one another. The front (what the user started) and the agent below it are both subreapers:
+whoever loses its parent among the ranks' own children is handed to them, so that a walk over descendants finds
+everybody, also what has left its session. If the agent dies, the front ends the rest; if the front dies, the agent
+sees its control pipe close and does so. Ranks ask the kernel to kill them when the agent dies, which holds even where
+both were killed at once.
 """
 
 import contextlib

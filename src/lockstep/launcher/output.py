@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from lockstep.launcher.screen import Screen
 
-
 _PATIENCE = 1.0
 """Seconds after which an unfinished line is written to a file as it is: a prompt, or a rank that hangs."""
 

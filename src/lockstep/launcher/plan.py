@@ -1,4 +1,4 @@
-"""What is to be started: how many ranks, on what, with how many threads, on which cores, and which rule said so. Pure."""
+"""What is to be started: ranks, devices, threads, cores, addresses, and which rule said so. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -34,11 +34,11 @@ def shorten(text: str) -> str:
 
 
 def read(data: bytes) -> Report:
-    """Put together what a rank has told, in the launcher.
+    r"""Put together what a rank has told, in the launcher.
 
     Example:
-        >>> read(b'\\n\\0{"pid": 7, "rank": 1}\\nFatal Python error: Aborted\\n').text
-        'Fatal Python error: Aborted\\n'
+        >>> read(b'\n\0{"pid": 7, "rank": 1}\nFatal Python error: Aborted\n').text
+        'Fatal Python error: Aborted\n'
     """
     report, dump = Report(), []
     for line in data.split(b"\n"):

@@ -9,10 +9,10 @@ _LONGEST = 1 << 20
 class Screen:
     r"""One place that is written to.
 
-    One rank, the owner, has it as if it were alone: its bytes come out as they are. Lines of others come whole, with their
-    rank in front. On a terminal the owner's bytes pass at once, so that bars, prompts and cursor codes work, and when a
-    line of another rank comes while the owner stands in the middle of one, that is wiped and drawn again below. In a file
-    the owner's lines are kept until they are whole, or `release` says that it has waited long enough.
+    One rank, the owner, has it as if it were alone: its bytes come out as they are. Lines of others come whole, with
+    their rank in front. On a terminal the owner's bytes pass at once, so that bars, prompts and cursor codes work,
+    and when a line of another rank comes while the owner stands in the middle of one, that is wiped and drawn again
+    below. In a file the owner's lines are kept until they are whole, or `release` says that it has waited long enough.
 
     Example:
         >>> screen = Screen(terminal=False)

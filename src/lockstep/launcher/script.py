@@ -24,19 +24,19 @@ class Job(NamedTuple):
 
 def run_as_main(job: Job) -> None:
     """Run a job; what it raises comes out as it is."""
-    # A new module: nothing of the launcher's own __main__ shows, and multiprocessing's spawn finds the script by its __file__.
+    # A new module: nothing of the launcher's own __main__ shows, and multiprocessing finds the script by its __file__.
     # multiprocessing has a second name for the module, by which objects of loader workers come back.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.argv = [job.target, *job.arguments]
     if job.module:
-        sys.path[0] = os.getcwd()  # where `python -m` looks first
+        sys.path[0] = os.getcwd()  # noqa: PTH109  (where `python -m` looks first)
         runpy._run_module_as_main(job.target)  # type: ignore[attr-defined]  # what `python -m` calls; checked on Python 3.10 to 3.14
     elif pkgutil.get_importer(job.target) is not None:
         sys.path[0] = os.path.abspath(job.target)  # noqa: PTH100  # a folder or a zip file with a __main__.py in it
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
     else:
-        sys.path[0] = os.path.dirname(os.path.realpath(job.target))  # noqa: PTH120  (python takes these two, a Path differs for "")
+        sys.path[0] = os.path.dirname(os.path.realpath(job.target))  # noqa: PTH120  (python takes these two)
         _run_file(os.path.abspath(job.target), main.__dict__)  # noqa: PTH100
 
 
@@ -57,5 +57,5 @@ def missing(job: Job) -> str:
     if not job.module:
         return "" if os.path.exists(job.target) else f"there is no file {job.target}."  # noqa: PTH110
     top = job.target.partition(".")[0]
-    found = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path]) or importlib.util.find_spec(top)
+    found = importlib.machinery.PathFinder.find_spec(top, ["", *sys.path]) or importlib.util.find_spec(top)
     return "" if found else f"there is no module {top}."

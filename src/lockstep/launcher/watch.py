@@ -1,4 +1,4 @@
-"""The agent's second thread: passes signals on, notices which rank fails first, and sees that the others end in time."""
+"""The agent's second thread: passes signals on, notices which rank fails first, sees that the others end in time."""
 
 import contextlib
 import os
@@ -141,7 +141,7 @@ class Watch:
         with self._lock:
             for rank in self._ranks:
                 self._listen(rank)
-            # The agent may have collected a status before this thread saw it; then a rank that said nothing was ended by us.
+            # The agent may have collected a status before this thread saw it; a rank that said nothing was ended by us.
             ends = [r.end() for r in self._ranks if r.status is not None or r.report.code is not None or r.told]
             base = min((rank.report.rank - rank.local_rank for rank in self._ranks if rank.report.pid), default=0)
         known = {end.rank for end in ends}
