@@ -81,7 +81,7 @@ def test_output_appears_where_the_caller_prints(monkeypatch):
     notebook = io.StringIO()
     monkeypatch.setattr(sys, "stdout", notebook)
 
-    lockstep.launch(lambda: print("hello from", os.environ["RANK"]), ranks=2)
+    lockstep.launch(lambda: print("hello from", os.environ["RANK"]), ranks=2)  # noqa: T201
 
     assert sorted(notebook.getvalue().splitlines()) == ["[rank 1] hello from 1", "hello from 0"]
 

@@ -55,12 +55,12 @@ def test_nothing_is_left_however_it_ends(tmp_path, kind):
         marks.mkdir()
         if kind in ("stopped", "launcher killed"):
             with started(tmp_path, BEGIN.replace("sys.argv[1]", repr(str(marks))) + source, "-n", "2") as process:
-                until(lambda marks=marks: len(os.listdir(marks)) == 2, "both ranks have begun")
+                until(lambda marks=marks: len(list(marks.iterdir())) == 2, "both ranks have begun")
                 process.send_signal(15 if kind == "stopped" else 9)
                 assert process.wait(PATIENCE) == code
         else:
             assert run(tmp_path, BEGIN + source, "-n", "2", arguments=(str(marks),)).returncode == code
-        pids = [int(name) for name in os.listdir(marks)]
+        pids = [int(mark.name) for mark in marks.iterdir()]
         until(lambda pids=pids: not any(map(alive, pids)), "every rank is gone")
         until(lambda: not below(tmp_path), "nobody runs who was started here")
 

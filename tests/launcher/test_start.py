@@ -117,8 +117,9 @@ def test_each_rank_keeps_to_its_own_cores(tmp_path):
 def test_cores_are_left_alone_where_they_say_nothing():
     wide = Machine(gpus=0, groups=(tuple(range(8)),))
 
-    def pinned(wish=Wish(nproc_per_node="2"), machine=wide, environ=None):
-        return [seat.cores for seat in make_plan(wish, machine, environ or {}).seats] != [()] * 2
+    def pinned(machine=wide, environ=None):
+        seats = make_plan(Wish(nproc_per_node="2"), machine, environ or {}).seats
+        return [seat.cores for seat in seats] != [()] * 2
 
     assert pinned()
     assert not pinned(environ={"OMP_PROC_BIND": "false"})

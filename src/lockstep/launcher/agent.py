@@ -50,7 +50,7 @@ class OneNode(RendezvousHandler):
         self._wanted_port = meeting.port
         # The agent has nobody but itself to talk to.
         self._for_agent = dist.HashStore()  # type: ignore[attr-defined]
-        self._for_ranks: dist.Store | None = None
+        self._for_ranks: object = None  # kept, because the store ends with its last reference
 
     def get_backend(self) -> str:
         """Its name."""

@@ -170,8 +170,8 @@ def _exit_code(end: SystemExit, pipe: int) -> int:
 def _end() -> None:
     """What python does after a script's last line, but for the last step.
 
-    Python would now stop every other thread where it next asks for the interpreter's lock. A thread of gloo's that lets go
-    of a tensor is unwound through C++ that allows none: "terminate called without an active exception". A rank goes
+    Python would now stop every other thread where it next asks for the interpreter's lock. A thread of gloo's that lets
+    go of a tensor is unwound through C++ that allows none: "terminate called without an active exception". A rank goes
     another way: it lets go of the script's objects while everything works, and then leaves at once.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
