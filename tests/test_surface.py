@@ -30,6 +30,7 @@ NAMES = [
     "first",
     "gather",
     "init",
+    "launch",
     "mean",
     "no_sync",
     "progress",
