@@ -31,6 +31,7 @@ NAMES = [
     "first",
     "gather",
     "init",
+    "launch",
     "mean",
     "no_sync",
     "progress",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockstep.errors import MismatchError as MismatchError
     from lockstep.errors import NotFiniteError as NotFiniteError
     from lockstep.errors import UsageError as UsageError
+    from lockstep.launcher.function import launch as launch
     from lockstep.parallel.attach import no_sync as no_sync
     from lockstep.parallel.attach import replicate as replicate
     from lockstep.parallel.attach import sync_gradients as sync_gradients
@@ -51,6 +52,7 @@ else:
         "first": "lockstep.world",
         "gather": "lockstep.collectives",
         "init": "lockstep.world",
+        "launch": "lockstep.launch",
         "mean": "lockstep.collectives",
         "no_sync": "lockstep.parallel.attach",
         "progress": "lockstep.train.bar",
@@ -101,6 +103,7 @@ __all__ = [
     "first",
     "gather",
     "init",
+    "launch",
     "mean",
     "no_sync",
     "progress",

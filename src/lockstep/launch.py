@@ -1,0 +1,25 @@
+"""``lockstep.launch``: both a module, for ``python -m lockstep.launch``, and what is called: ``lockstep.launch(fn)``.
+
+Python binds a module's name on its package as soon as anything imports it, so the module itself is what can be called.
+"""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class _Launch(ModuleType):
+    def __call__(self, fn: Callable[..., T], *args: Any, ranks: int | None = None) -> list[T]:
+        from lockstep.launcher.function import launch
+
+        return launch(fn, *args, ranks=ranks)
+
+
+if __name__ == "__main__":
+    sys.exit("python -m lockstep.launch: not there yet. Write: lockstep run -n RANKS script.py [arguments]")
+
+launch = sys.modules[__name__]  # what `from lockstep import launch` gets
+launch.__class__ = _Launch

@@ -1,0 +1,1 @@
+"""Starts the ranks and watches over them. Never imports what runs inside them."""

@@ -1,0 +1,185 @@
+"""The first lines in a rank, and the last ones."""
+
+import atexit
+import contextlib
+import faulthandler
+import gc
+import io
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable
+from multiprocessing import process
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from lockstep.launcher import orphans, reports
+from lockstep.launcher.plan import LaunchPlan, Seat
+
+# What multiprocessing takes a main process for: this module is imported before a process that it starts gets its task.
+_MAIN_PROCESS = process.current_process()
+
+
+_HERE = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH118, PTH120  (as code objects name their files)
+
+
+class Streams(NamedTuple):
+    """Where one rank writes: its output, its errors and its reports. None where it keeps what the launcher has."""
+
+    out: Connection | None
+    err: Connection | None
+    report: Connection
+
+
+class Start(NamedTuple):
+    """What every rank is given; picklable, for ``--start spawn``."""
+
+    plan: LaunchPlan
+    job: Callable[[], None]
+    streams: tuple[Streams, ...]
+    agent: int
+    mask: frozenset[int]
+
+
+def be_a_rank(start: Start) -> None:
+    """Become a rank and run the job. Torch's agent calls this in the new process, with torchrun's variables set."""
+    local_rank = int(os.environ["LOCAL_RANK"])
+    seat, streams = start.plan.seats[local_rank], start.streams[local_rank]
+    pipe = streams.report.fileno()
+    reports.tell(pipe, pid=os.getpid(), rank=int(os.environ["RANK"]), size=int(os.environ["WORLD_SIZE"]))
+    try:
+        _take_signals(start)
+        orphans.die_with(start.agent)
+        _take_streams(start, local_rank)
+        os.environ.update(seat.environment)
+        _forget_multiprocessing()
+        _take_cores(seat, start.plan.threads)
+        faulthandler.enable(pipe, all_threads=False)
+    except BaseException as error:
+        tell_failure(error, pipe)
+        os._exit(1)
+    code = _run(start.job, pipe)
+    if code:
+        os._exit(code)
+    reports.tell(pipe, code=0)  # from here on it only waits for torch's agent, and can be told to end
+
+
+def _take_signals(start: Start) -> None:
+    """Undo what the launcher and torch's agent did to signals, before any can arrive."""
+    for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup stays in force
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    debugged = start.plan.debug in (None, int(os.environ["LOCAL_RANK"]))
+    # While one rank is debugged, ctrl-C is for the debugger.
+    signal.signal(signal.SIGINT, signal.default_int_handler if debugged else signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
+
+
+def _take_streams(start: Start, local_rank: int) -> None:
+    mine = start.streams[local_rank]
+    for end, number in ((mine.out, 1), (mine.err, 2)):
+        if end is not None:
+            os.dup2(end.fileno(), number)
+    for rank, streams in enumerate(start.streams):
+        for end in streams:
+            if end is not None and not end.closed and (rank != local_rank or end is not mine.report):
+                end.close()
+    owner = start.plan.debug or 0
+    if local_rank != owner:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115  (it was closed)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # what was printed is seen, also if the rank is killed
+
+
+def _forget_multiprocessing() -> None:
+    """A rank is a main process, not somebody's worker: libraries look at this, and multiprocessing at its own past."""
+    process._parent_process = None  # type: ignore[attr-defined]
+    process._current_process = _MAIN_PROCESS  # type: ignore[attr-defined]
+    _MAIN_PROCESS.name = "MainProcess"
+    if multiprocessing.get_start_method(allow_none=True) is not None:
+        multiprocessing.set_start_method(None, force=True)
+
+
+def _take_cores(seat: Seat, threads: int) -> None:
+    if seat.cores:
+        os.sched_setaffinity(0, seat.cores)
+    import torch
+
+    torch.set_num_threads(threads)  # torch was imported before the fork, and read the variable then
+
+
+def _run(job: Callable[[], None], pipe: int) -> int:
+    """Run the job and end it as python would; give the exit code. A failure is told before anything can hang."""
+    try:
+        job()
+        code = 0
+    except SystemExit as end:
+        code = _exit_code(end, pipe)
+    except BaseException as error:
+        tell_failure(error, pipe)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    _end()
+    return code
+
+
+def tell_failure(error: BaseException, pipe: int) -> None:
+    """Tell an exception, with the traceback that python would print, or that the script's own hook prints."""
+    when = time.monotonic()
+    error.__traceback__ = trim(error)
+    text = io.StringIO()
+    # torch.distributed sets a hook that puts the rank before every line, which stands above the traceback here.
+    if sys.excepthook is sys.__excepthook__ or sys.excepthook.__module__ == "torch.distributed.distributed_c10d":
+        traceback.print_exception(error, file=text)
+    else:
+        with contextlib.redirect_stderr(text):
+            sys.excepthook(type(error), error, error.__traceback__)
+    last = "".join(traceback.format_exception_only(error)).strip().splitlines() or [type(error).__name__]
+    code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    facts = {"when": when, "code": code, "kind": type(error).__name__, "error": last[-1][:500]}
+    reports.tell(pipe, **facts, text=reports.shorten(text.getvalue()))
+
+
+def trim(error: BaseException) -> types.TracebackType | None:
+    """Give the part of a traceback that is the script's own: without our frames and runpy's above it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_HERE, runpy.__file__, "<frozen runpy>")):
+        trace = trace.tb_next
+    return trace or error.__traceback__
+
+
+def _exit_code(end: SystemExit, pipe: int) -> int:
+    if end.code is None or end.code == 0:
+        return 0
+    code = end.code & 0xFF if isinstance(end.code, int) else 1
+    text = "" if isinstance(end.code, int) else f"{end.code}\n"
+    reports.tell(pipe, when=time.monotonic(), code=code, text=reports.shorten(text))
+    return code
+
+
+def _end() -> None:
+    """What python does after a script's last line, but for the last step.
+
+    Python would now stop every other thread where it next asks for the interpreter's lock. A thread of gloo's that lets
+    go of a tensor is unwound through C++ that allows none: "terminate called without an active exception". A rank goes
+    another way: it lets go of the script's objects while everything works, and then leaves at once.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    space = sys.modules["__main__"].__dict__
+    for name in [name for name in space if not name.startswith("__")]:
+        space[name] = None
+    gc.collect()
+    for stream in [thing for thing in gc.get_objects() if issubclass(type(thing), io.IOBase)]:
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

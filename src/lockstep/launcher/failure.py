@@ -1,0 +1,144 @@
+"""Which rank failed first, what is said of it, and the exit code. Pure."""
+
+import signal
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class End(NamedTuple):
+    """How one rank ended.
+
+    Attributes:
+        rank: Its number.
+        local_rank: Its number on its node.
+        host: The node's name.
+        when: Seconds on the node's monotonic clock: when it raised, else when its death was seen.
+        code: What it would exit with by itself, 0 to 255; None if a signal ended it.
+        signal: The signal that ended it; 0 if none did.
+        told: Whether the launcher had told it to end before.
+        error: The exception in one line, such as ``"ValueError: no such file"``; empty if there was none.
+        text: Its traceback, or what the fault handler wrote.
+        echo: Whether the exception says that another rank was lost, rather than what is wrong.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    when: float
+    code: int | None
+    signal: int = 0
+    told: bool = False
+    error: str = ""
+    text: str = ""
+    echo: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended badly."""
+        return self.code != 0
+
+
+# What gloo, nccl and torch's stores say when the other side is gone. Only the order of blame depends on these words.
+_ECHOES = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "remote process exited",
+)
+_ECHO_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError", "LostRankError", "LateRankError")
+
+
+def is_echo(error_type: str, message: str) -> bool:
+    """Say whether an exception tells of another rank's end.
+
+    Example:
+        >>> is_echo("RuntimeError", "[../gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:3412")
+        True
+        >>> is_echo("ValueError", "bad label")
+        False
+    """
+    return error_type in _ECHO_TYPES or any(words in message for words in _ECHOES)
+
+
+def find_first(ends: Iterable[End]) -> End | None:
+    """Find the rank whose failure caused the others'.
+
+    A rank that the launcher told to end is no cause, unless all were told. One that says "the peer is gone" comes
+    after one that says what is wrong, whatever their clocks say: a killed rank's death is seen only after its peers
+    have felt it.
+
+    Example:
+        >>> killed = End(1, 1, "a", when=2.0, code=None, signal=9)
+        >>> felt = End(0, 0, "a", when=1.9, code=1, error="RuntimeError: Connection closed by peer", echo=True)
+        >>> find_first([felt, killed]).rank
+        1
+    """
+    return min((end for end in ends if end.failed), key=lambda end: (end.told, end.echo, end.when), default=None)
+
+
+def exit_code(end: End | None) -> int:
+    """The launcher's exit code: the first failing rank's, as a shell would give it.
+
+    Example:
+        >>> exit_code(None), exit_code(End(0, 0, "a", 0.0, code=3)), exit_code(End(0, 0, "a", 0.0, code=None, signal=9))
+        (0, 3, 137)
+    """
+    if end is None:
+        return 0
+    return 128 + end.signal if end.code is None else end.code
+
+
+def cause(end: End) -> str:
+    """What a rank died of, in a few words.
+
+    Example:
+        >>> cause(End(0, 0, "a", 0.0, code=3)), cause(End(0, 0, "a", 0.0, code=None, signal=11))
+        ('exit code 3', 'SIGSEGV')
+    """
+    if end.error:
+        return end.error
+    return signal_name(end.signal) if end.code is None else f"exit code {end.code}"
+
+
+def signal_name(number: int) -> str:
+    """A signal's name, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def report(ends: Sequence[End], size: int) -> str:
+    """Everything said at the end: who else failed, by time, and at last the first failing rank and its traceback.
+
+    Example:
+        >>> print(report([End(1, 1, "ant", 0.5, code=3)], size=2), end="")
+        lockstep: rank 1 of 2 (local rank 1 on ant) failed first: exit code 3
+    """
+    first = find_first(ends)
+    if first is None:
+        return ""
+    others = sorted((end for end in ends if end.failed and end is not first), key=lambda end: end.when)
+    lines = [
+        f"lockstep: {end.when - first.when:+.2f} s: rank {end.rank} "
+        f"{'was ended' if end.told and not end.error else 'failed too'} ({cause(end)})\n"
+        for end in others
+    ]
+    where = f"rank {first.rank} of {size} (local rank {first.local_rank} on {first.host})"
+    return "".join(lines) + f"lockstep: {where} failed first: {cause(first)}\n" + first.text
+
+
+def restart_line(first: End | None, restart: int, most: int) -> str:
+    r"""What is said when ranks start again.
+
+    Example:
+        >>> restart_line(End(1, 1, "ant", 0.5, code=None, signal=9), 1, 3)
+        'lockstep: restart 1 of 3: rank 1 (local rank 1 on ant) died of SIGKILL\n'
+    """
+    if first is None:
+        return "lockstep: the nodes have changed; all ranks start again\n"
+    return (
+        f"lockstep: restart {restart} of {most}: rank {first.rank} (local rank {first.local_rank} on {first.host}) "
+        f"died of {cause(first)}\n"
+    )

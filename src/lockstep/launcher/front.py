@@ -1,0 +1,212 @@
+"""The front: what the user started. It takes signals and writes; the agent, its only child, does the rest.
+
+Two processes rather than one, so that each can clean up after the other (see `orphans`), and so that what
+forks the ranks has no thread that writes to the terminal.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing import util
+from multiprocessing.connection import Connection
+from typing import NamedTuple, NoReturn
+
+from lockstep.errors import UsageError
+from lockstep.launcher import failure, orphans
+from lockstep.launcher.child import Start, Streams
+from lockstep.launcher.output import Output
+from lockstep.launcher.plan import LaunchPlan
+
+_FROM_TERMINAL = 128  # si_code SI_KERNEL: the terminal sent it, to every process in the foreground
+
+
+class Ends(NamedTuple):
+    """The pipes between front, agent and ranks; each process closes what is not its own."""
+
+    control: tuple[Connection, Connection]
+    words: tuple[Connection, Connection]
+    reports: list[tuple[Connection, Connection]]
+
+
+class LastWord(NamedTuple):
+    """How it ended.
+
+    Attributes:
+        code: The exit code: 0, or that of the rank that failed first.
+        rank: That rank; -1 if there is none.
+        text: What is to be said of it.
+    """
+
+    code: int
+    rank: int
+    text: str
+
+
+def run(plan: LaunchPlan, job: Callable[[], None]) -> LastWord:
+    """Run a job on every rank of the plan; what is said of its end is not printed yet."""
+    count = len(plan.seats)
+    alone = plan.one_node and count == 1 and not plan.log_dir
+    output = Output(
+        count,
+        owner=plan.debug or 0,
+        direct=alone or plan.debug is not None,
+        host="" if plan.one_node else f"{socket.gethostname()} ",
+        log_dir=plan.log_dir,
+    )
+    ends = Ends(_pipe(), _pipe(), [_pipe() for _ in range(count)])
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _watched())
+    orphans.adopt_orphans()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    agent = os.fork()
+    if agent == 0:
+        _be_the_agent(plan, job, output, ends, mask)
+    return _Front(plan, output, ends, agent).stay()
+
+
+def _pipe() -> tuple[Connection, Connection]:
+    ours, theirs = os.pipe()
+    return Connection(ours, writable=False), Connection(theirs, readable=False)
+
+
+def _watched() -> set[int]:
+    numbers: set[int] = {
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGCHLD,
+        signal.SIGWINCH,
+    }
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        numbers.add(signal.SIGHUP)
+    return numbers
+
+
+class _Front:
+    def __init__(self, plan: LaunchPlan, output: Output, ends: Ends, agent: int) -> None:
+        self._plan, self._output, self._agent = plan, output, agent
+        self._control = ends.control[1]
+        self._words = ends.words[0]
+        self._last: LastWord | None = None
+        output.close_theirs()
+        for theirs in (ends.control[0], ends.words[1], *(end for pair in ends.reports for end in pair)):
+            theirs.close()
+        output.listen(self._words.fileno(), self._hear)
+
+    def stay(self) -> LastWord:
+        """Pass signals on until the agent has ended; then see that nobody is left, and have the last word."""
+        self._output.start()
+        status = self._wait()
+        stuck = orphans.kill_descendants(os.getpid())
+        _reap_all()
+        self._output.join(timeout=5.0 if stuck else None)
+        if stuck:
+            self._output.say(f"lockstep: processes {sorted(stuck)} hang inside the kernel and could not be ended")
+        self._output.settle()
+        if self._last:
+            return self._last
+        code = os.waitstatus_to_exitcode(status)
+        if code >= 0:  # it has written why
+            return LastWord(code, -1, "")
+        who = f"lockstep: the launcher's agent was ended by {failure.signal_name(-code)}, and its ranks with it\n"
+        return LastWord(128 - code, -1, who)
+
+    def _wait(self) -> int:
+        watched = _watched()
+        while True:
+            info = signal.sigwaitinfo(watched)
+            if info.si_signo == signal.SIGCHLD:
+                status = self._reap()
+                if status is not None:
+                    return status
+            elif info.si_signo == signal.SIGWINCH:
+                self._output.resize()
+            else:
+                self._pass_on(info)
+
+    def _pass_on(self, info: signal.struct_siginfo) -> None:
+        from_terminal = info.si_code == _FROM_TERMINAL and info.si_signo in (signal.SIGINT, signal.SIGQUIT)
+        if from_terminal and info.si_signo == signal.SIGINT and self._plan.debug is not None:
+            return  # it is for the debugger
+        with contextlib.suppress(BrokenPipeError):  # the agent has just ended; SIGCHLD comes next
+            os.write(self._control.fileno(), bytes((info.si_signo, from_terminal)))
+
+    def _reap(self) -> int | None:
+        """Collect whoever has ended; the agent's status if it is among them."""
+        found = None
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return found
+            if pid == self._agent:
+                found = status
+            elif pid == 0:
+                return found
+
+    def _hear(self) -> bool:
+        """In the output's thread: a word from the agent."""
+        try:
+            word = json.loads(self._words.recv_bytes())
+        except EOFError:
+            return False
+        if "say" in word:
+            self._output.say(word["say"])
+        elif "log" in word:
+            self._output.log(*word["log"])
+        elif "name" in word:
+            self._output.name(*word["name"])
+        else:
+            self._last = LastWord(**word)
+        return True
+
+
+def _reap_all() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _be_the_agent(
+    plan: LaunchPlan, job: Callable[[], None], output: Output, ends: Ends, mask: set[int | signal.Signals]
+) -> NoReturn:
+    code = 1
+    try:
+        output.close_ours()
+        ends.control[1].close()
+        ends.words[0].close()
+        orphans.adopt_orphans()
+        os.environ["OMP_NUM_THREADS"] = plan.seats[0].environment["OMP_NUM_THREADS"]  # before numpy reads it
+
+        def say(**word: object) -> None:
+            ends.words[1].send_bytes(json.dumps(word).encode())
+
+        from lockstep.launcher import agent
+        from lockstep.launcher.watch import Watch
+
+        watch = Watch(plan, ends.control[0], [end for end, _ in ends.reports], say)
+        streams = tuple(Streams(*pair, end) for pair, (_, end) in zip(output.streams, ends.reports, strict=True))
+        start = Start(plan, job, streams, os.getpid(), frozenset(mask))
+        watch.start()
+        seen = agent.run(plan, start, watch.before_start)
+        util._exit_function()  # type: ignore[attr-defined]  # gives back what `spawn` has in /dev/shm
+        found = watch.ends(seen)
+        first = failure.find_first(found)
+        code = failure.exit_code(first)
+        for end in found:
+            say(log=[end.local_rank, end.text])
+        say(code=code, rank=first.rank if first else -1, text=failure.report(found, watch.size()))
+    except UsageError as error:
+        say(code=2, rank=-1, text=f"lockstep: {error}\n")
+        code = 2
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)

@@ -1,0 +1,61 @@
+"""Runs the script as python would run it: the same ``__main__``, ``sys.argv`` and ``sys.path[0]``."""
+
+import importlib.machinery
+import importlib.util
+import os
+import pkgutil
+import runpy
+import sys
+import types
+from typing import Any, NamedTuple
+
+
+class Job(NamedTuple):
+    """A script's path or a module's name, and what follows it."""
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    module: bool = False
+
+    def __str__(self) -> str:
+        """As it was written."""
+        return " ".join((*(("-m",) if self.module else ()), self.target, *self.arguments))
+
+
+def run_as_main(job: Job) -> None:
+    """Run a job; what it raises comes out as it is."""
+    # A new module: nothing of the launcher's own __main__ shows, and multiprocessing finds the script by its __file__.
+    # multiprocessing has a second name for the module, by which objects of loader workers come back.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    sys.argv = [job.target, *job.arguments]
+    if job.module:
+        sys.path[0] = os.getcwd()  # noqa: PTH109  (where `python -m` looks first)
+        runpy._run_module_as_main(job.target)  # type: ignore[attr-defined]  # what `python -m` calls; checked on Python 3.10 to 3.14
+    elif pkgutil.get_importer(job.target) is not None:
+        sys.path[0] = os.path.abspath(job.target)  # noqa: PTH100  # a folder or a zip file with a __main__.py in it
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+    else:
+        sys.path[0] = os.path.dirname(os.path.realpath(job.target))  # noqa: PTH120  (python takes these two)
+        _run_file(os.path.abspath(job.target), main.__dict__)  # noqa: PTH100
+
+
+def _run_file(path: str, space: dict[str, Any]) -> None:
+    with open(path, "rb") as file:  # noqa: PTH123  (a Path would tidy what python leaves)
+        source = file.read()
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    # python leaves __spec__ None for a script, and multiprocessing relies on it.
+    space.update(__file__=path, __loader__=loader, __cached__=None, __package__=None, __spec__=None)
+    if path.endswith(".pyc"):
+        exec(loader.get_code("__main__"), space)  # type: ignore[arg-type]  # noqa: S102
+        return
+    exec(compile(source, path, "exec", dont_inherit=True), space)  # noqa: S102
+
+
+def missing(job: Job) -> str:
+    """What to say if there is no such script or module; empty if there is."""
+    if not job.module:
+        return "" if os.path.exists(job.target) else f"there is no file {job.target}."  # noqa: PTH110
+    top = job.target.partition(".")[0]
+    found = importlib.machinery.PathFinder.find_spec(top, ["", *sys.path]) or importlib.util.find_spec(top)
+    return "" if found else f"there is no module {top}."

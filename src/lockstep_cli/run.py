@@ -1,0 +1,62 @@
+"""``lockstep run``: options to a LaunchPlan, then lockstep.launcher."""
+
+import functools
+import os
+import sys
+from typing import Any
+
+import click
+
+from lockstep_cli.spelling import EITHER_SPELLING
+
+
+@click.command(context_settings=EITHER_SPELLING | {"allow_interspersed_args": False})
+@click.option(
+    "-n", "--nproc-per-node", default="auto", metavar="N", help="Ranks on this node: a number, auto, gpu or cpu."
+)
+@click.option("--nnodes", default="1", metavar="N[:MOST]", help="Nodes.")
+@click.option("--node-rank", default=0, help="This node's number, from 0.")
+@click.option("--master-addr", default="", metavar="HOST", help="Node 0.")
+@click.option("--master-port", type=click.IntRange(0, 65535), help="A free port there.")
+@click.option("--standalone", is_flag=True, help="One node; what happens anyway without --nnodes.")
+@click.option("--rdzv-backend", default="", metavar="NAME", help="How nodes meet: static or c10d.")
+@click.option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Where nodes meet.")
+@click.option("--rdzv-id", default="", metavar="ID", help="The job's name; the same on every node.")
+@click.option("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="More settings for the backend.")
+@click.option("--local-addr", default="", metavar="HOST", help="How other nodes reach this one.")
+@click.option("--max-restarts", type=click.IntRange(0), default=0, help="How often to start again after a failure.")
+@click.option("--grace", type=click.FloatRange(0), default=10.0, help="Seconds from a signal to end to SIGKILL.")
+@click.option("--start", type=click.Choice(["fork", "spawn"]), default="fork", help="How ranks start; spawn is slower.")
+@click.option("--log-dir", default="", metavar="FOLDER", help="Also keep each rank's output in a file there.")
+@click.option("--debug", type=int, metavar="LOCAL_RANK", help="Give the terminal to this rank, for a debugger.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and why.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as with python -m.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool, dry_run: bool, **options: Any) -> None:
+    """Run SCRIPT on every device of this machine, or of several.
+
+    Without -n there is one rank for each GPU, or on a machine without one for each group of cores that share a cache.
+    Everything after SCRIPT is the script's own.
+    """
+    from lockstep.errors import UsageError
+    from lockstep.launcher import front, machine, plan
+    from lockstep.launcher.script import Job, missing, run_as_main
+
+    if standalone and (options["nnodes"] != "1" or options["rdzv_endpoint"]):
+        raise click.UsageError("--standalone means one node, without --nnodes and --rdzv-endpoint.")
+    job = Job(script, arguments, module)
+    if what := missing(job):
+        raise click.UsageError(what)
+    try:
+        made = plan.make_plan(plan.Wish(**options), machine.look(), os.environ)
+    except UsageError as error:
+        raise click.UsageError(str(error)) from None
+    if dry_run:
+        click.echo(plan.in_full(made, str(job)), nl=False)
+        return
+    if options["nproc_per_node"] == "auto":
+        click.echo(plan.in_one_line(made), err=True)
+    last = front.run(made, functools.partial(run_as_main, job))
+    sys.stderr.write(last.text)
+    sys.exit(last.code)

@@ -1,0 +1,191 @@
+"""Whole lines with their rank, bars left whole, logs; on pipes and on a real terminal."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launching import PATIENCE, command, run
+
+from lockstep.launcher.screen import Screen
+
+
+def test_l09_lines_of_several_ranks_come_whole_and_with_their_rank_under_load(tmp_path):
+    """Log prefix lacks node and global rank; lines interleave."""
+    source = (
+        "import os, sys\nrank = os.environ['RANK']\n"
+        "for i in range(300):\n    os.write(1, f'{rank} {i} '.encode()); os.write(1, rank.encode() * 5000 + b'\\n')\n"
+    )
+
+    done = run(tmp_path, source, "-n", "3")
+
+    lines = done.stdout.splitlines()
+    for rank in range(3):
+        prefix = f"[rank {rank}] " * (rank > 0)
+        mine = [line for line in lines if line.startswith(f"{prefix}{rank} ")]
+        assert mine == [f"{prefix}{rank} {i} {str(rank) * 5000}" for i in range(300)]
+    assert len(lines) == 900
+
+
+def test_output_and_errors_stay_apart_and_in_order_where_they_are_one(tmp_path):
+    source = "import sys\nfor i in range(50):\n    print('o', i); print('e', i, file=sys.stderr)\n"
+
+    apart = run(tmp_path, source, "-n", "2")
+    one = subprocess.run(
+        command(tmp_path, source, "-n", "2"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+
+    assert [line for line in apart.stdout.splitlines() if line[0] != "["] == [f"o {i}" for i in range(50)]
+    assert [line for line in apart.stderr.splitlines() if line[0] != "["] == [f"e {i}" for i in range(50)]
+    for prefix in ("", "[rank 1] "):
+        mine = [line for line in one.stdout.splitlines() if line.startswith("[") == bool(prefix)]
+        assert mine == [f"{prefix}{kind} {i}" for i in range(50) for kind in "oe"]
+
+
+def test_logs_hold_each_ranks_output_and_its_traceback(tmp_path):
+    source = (
+        "import os, time\nrank = os.environ['RANK']\nprint('hello', rank)\n"
+        "if rank == '1': raise ValueError('no')\ntime.sleep(1000)\n"
+    )
+
+    run(tmp_path, source, "-n", "2", "--log-dir", str(tmp_path / "logs"))
+
+    assert (tmp_path / "logs" / "rank0.log").read_text() == "hello 0\n"
+    log = (tmp_path / "logs" / "rank1.log").read_text()
+    assert log.startswith("hello 1\nTraceback")
+    assert log.endswith("ValueError: no\n")
+
+
+def on_a_terminal(arguments, keys=b"", env=None):
+    """Run on a real terminal; give the exit code and every byte that it showed."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(arguments[0], arguments, os.environ | (env or {}))
+    shown, sent = b"", False
+    while True:
+        ready = select.select([terminal], [], [], PATIENCE)[0]
+        assert ready, shown
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:
+            break
+        shown += data
+        if keys and not sent and b"READY" in shown:
+            os.write(terminal, keys)
+            sent = True
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
+
+
+class Emulator:
+    """The little of a terminal that bars use: line feed, carriage return, erase to the end of the line."""
+
+    def __init__(self):
+        self.rows, self.column = [""], 0
+
+    def feed(self, data):
+        for piece in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\r\n\x1b]+", data.decode()):
+            if piece == "\n":
+                self.rows.append("")
+            elif piece == "\r":
+                self.column = 0
+            elif piece.endswith("K"):
+                self.rows[-1] = self.rows[-1][: self.column]
+            elif not piece.startswith("\x1b"):
+                row = self.rows[-1].ljust(self.column)
+                self.rows[-1] = row[: self.column] + piece + row[self.column + len(piece) :]
+                self.column += len(piece)
+        return self
+
+
+def test_a_bar_of_rank_0_beside_warnings_of_another_stays_whole_on_a_terminal(tmp_path):
+    source = (
+        "import os, sys, time, pathlib\nrank = os.environ['RANK']\nhere = pathlib.Path(__file__).parent\n"
+        "assert rank != '0' or (sys.stdout.isatty() and sys.stderr.isatty())\n"
+        "for i in range(1, 21):\n"
+        "    if rank == '0':\n        sys.stderr.write(f'\\repoch {i:2}/20 ' + '#' * i); sys.stderr.flush()\n"
+        "        (here / f'bar{i}').touch()\n"
+        "    else:\n"
+        "        while not (here / f'bar{i}').exists(): time.sleep(0.001)\n"
+        "        if i % 5 == 0: print('loss is high at', i, file=sys.stderr)\n"
+        "    time.sleep(0.01)\n"
+        "if rank == '0': print(file=sys.stderr)\n"
+    )
+
+    code, shown = on_a_terminal(command(tmp_path, source, "-n", "2"), env={"NO_COLOR": "1"})
+
+    rows = [row.rstrip() for row in Emulator().feed(shown).rows if row.strip()]
+    assert code == 0
+    assert [row for row in rows if row.startswith("[rank 1]")] == [
+        f"[rank 1] loss is high at {i}" for i in (5, 10, 15, 20)
+    ]
+    assert [row for row in rows if not row.startswith("[rank 1]")] == ["epoch 20/20 " + "#" * 20]
+
+
+def test_ranks_are_dim_on_a_terminal_and_plain_elsewhere(tmp_path):
+    source = "import os; os.environ['RANK'] == '1' and print('x')"
+
+    _, shown = on_a_terminal(command(tmp_path, source, "-n", "2"))
+
+    assert b"\x1b[2m[rank 1]\x1b[0m x" in shown
+    assert run(tmp_path, source, "-n", "2").stdout == "[rank 1] x\n"
+
+
+def test_ctrl_c_on_a_terminal_reaches_every_rank_once(tmp_path):
+    source = (
+        "import os, sys, time, signal, pathlib\n"
+        "rank = os.environ['RANK']\nhere = pathlib.Path(__file__).parent\ncount = 0\n"
+        "def note(number, frame):\n    global count\n    count += 1\n"
+        "signal.signal(signal.SIGINT, note)\n(here / f'up{rank}').touch()\n"
+        "while not all((here / f'up{r}').exists() for r in '01'): time.sleep(0.01)\n"
+        "if rank == '0': print('READY', flush=True)\n"
+        "while not count: time.sleep(0.01)\n"
+        "time.sleep(0.3)\n(here / f'count{rank}').write_text(str(count))\n"
+    )
+
+    code, _ = on_a_terminal(command(tmp_path, source, "-n", "2"), keys=b"\x03")
+
+    assert code == 0
+    assert [(tmp_path / f"count{rank}").read_text() for rank in "01"] == ["1", "1"]
+
+
+def test_the_debugger_gets_the_terminal_and_ctrl_c(tmp_path):
+    source = (
+        "import os\nx = 41\n"
+        "if os.environ['RANK'] == '1':\n    print('READY')\n    breakpoint()\n    print('after', x)\n"
+    )
+
+    code, shown = on_a_terminal(command(tmp_path, source, "-n", "2", "--debug", "1"), keys=b"x = x + 1\nc\n")
+
+    assert code == 0, shown
+    assert b"after 42" in shown
+
+
+@given(pieces=st.lists(st.tuples(st.sampled_from("oab"), st.text("xy\n", max_size=6)), max_size=20))
+def test_in_a_file_no_line_is_torn_whatever_the_pieces(pieces):
+    screen, out, said = Screen(terminal=False), b"", dict.fromkeys("oab", "")
+    for who, text in pieces:
+        said[who] += text
+        out += screen.own(text.encode()) if who == "o" else screen.other(who, who, text.encode())
+    out += screen.release() + b"".join(screen.finish(who, who) for who in "ab")
+
+    written = out.decode()
+    for who in "ab":
+        assert "".join(
+            f"[{who}] {line}\n" for line in said[who].removesuffix("\n").split("\n") if said[who]
+        ) == "".join(line for line in written.splitlines(keepends=True) if line.startswith(f"[{who}]"))
+    own = "".join(line for line in written.splitlines(keepends=True) if not line.startswith("["))
+    assert own.rstrip("\n") == said["o"].rstrip("\n")
+
+
+@pytest.mark.parametrize("standing", ["50%", "x\r50%", "\r50%", "a\nb\r50%"])
+def test_a_line_of_another_rank_leaves_the_owners_where_it_was(standing):
+    screen = Screen(terminal=True)
+    shown = screen.own(standing.encode()) + screen.other("e", "rank 1", b"careful\n")
+
+    # The terminal itself makes both of a line feed.
+    assert Emulator().feed(shown.replace(b"\n", b"\r\n")).rows[-2:] == ["[rank 1] careful", "50%"]
