@@ -171,6 +171,20 @@ def test_a_rank_that_ignores_sigterm_holds_the_launcher_no_longer_than_grace(tmp
         assert "SIGKILL" in process.stderr.read()
 
 
+def test_a_second_ctrl_c_ends_ranks_that_do_not_listen_to_the_first(tmp_path):
+    source = HERE + (
+        "def note(number, frame):\n    pathlib.Path(__file__).with_name(f'got{rank}').touch()\n"
+        "signal.signal(signal.SIGINT, note)\npathlib.Path(__file__).with_name(str(os.getpid())).touch()\n"
+    )
+    with started(tmp_path, source + WAIT, "-n", "2", "--grace", "1000") as process:
+        written(tmp_path, 2)
+        process.send_signal(signal.SIGINT)
+        until(lambda: all((tmp_path / f"got{rank}").exists() for rank in range(2)), "both ranks have had the first")
+        process.send_signal(signal.SIGINT)
+
+        assert process.wait(60) == 137
+
+
 def test_restarts_say_who_died_of_what_and_how_often_and_find_a_fresh_store(tmp_path):
     source = HERE + (
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"

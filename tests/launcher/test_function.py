@@ -58,6 +58,14 @@ def test_an_exception_in_a_rank_is_raised_here_with_that_ranks_traceback():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_a_usage_error_of_the_function_itself_is_a_lost_rank_too():
+    def train():
+        raise UsageError("write something else")
+
+    with pytest.raises(LostRankError, match="write something else"):
+        lockstep.launch(train, ranks=1)
+
+
 def test_a_killed_rank_raises_here():
     def train():
         if os.environ["RANK"] == "0":

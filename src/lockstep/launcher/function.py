@@ -82,6 +82,10 @@ def launch(fn: Callable[..., T], *args: Any, ranks: int | None = None) -> list[T
     return _open(answers, len(plan.seats))
 
 
+class _CannotBeSentError(UsageError):
+    """A result that does not travel: the caller's mistake, not the rank's."""
+
+
 class _Answers(NamedTuple):
     values: dict[int, bytes]
     last: front.LastWord
@@ -210,8 +214,8 @@ def _open(answers: _Answers, size: int) -> list[Any]:
     if last.code == 0 and len(opened) == size:
         return [opened[rank][1] for rank in range(size)]
     error = opened.get(last.rank, (True, None))
-    if isinstance(error[1], UsageError) and not error[0]:
-        raise error[1]
+    if isinstance(error[1], _CannotBeSentError):
+        raise UsageError(str(error[1]))
     raise LostRankError(f"lockstep.launch: {last.text.removeprefix('lockstep: ').rstrip()}") from (
         None if error[0] else error[1]
     )
@@ -251,7 +255,7 @@ def _pack_result(value: object, rank: int) -> bytes:
     try:
         packed: bytes = cloudpickle.dumps((True, value))
     except Exception as error:
-        raise UsageError(
+        raise _CannotBeSentError(
             f"rank {rank}: the result, a {type(value).__name__}, cannot be sent back "
             f"({type(error).__name__}: {error}). "
             f"Return numbers, tensors, arrays, or containers of them."

@@ -160,7 +160,9 @@ class Watch:
             until = min(self._kill_at, self._leave_at, time.monotonic() + 60)
             for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
                 with self._lock:
-                    key.data()
+                    # While this thread waited for the lock, another attempt may have begun, with the same pipes.
+                    if self._selector.get_map().get(key.fd) == key:
+                        key.data()
             with self._lock:
                 self._keep_time(time.monotonic())
 
