@@ -152,6 +152,20 @@ def test_signals_reach_every_rank(tmp_path, number):
     assert [(tmp_path / f"got{rank}").read_text() for rank in range(2)] == [str(int(number))] * 2
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_nohup_or_a_shell_had_ignored_stays_ignored(tmp_path, number):
+    def ignore():
+        signal.signal(number, signal.SIG_IGN)
+
+    source = HERE + f"assert signal.getsignal({int(number)}) == signal.SIG_IGN\n" + BEGIN
+    with started(tmp_path, source + WAIT, "-n", "2", preexec_fn=ignore) as process:
+        written(tmp_path, 2)
+        process.send_signal(number)
+        process.terminate()
+
+        assert process.wait(60) == 143
+
+
 def test_a_signal_that_ends_the_ranks_gives_128_and_its_number(tmp_path):
     with started(tmp_path, BEGIN + WAIT, "-n", "2") as process:
         written(tmp_path, 2)

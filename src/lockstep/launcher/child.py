@@ -29,6 +29,10 @@ _MAIN_PROCESS = process.current_process()
 _HERE = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH118, PTH120  (as code objects name their files)
 
 
+PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
+"""Signals for the launcher that are meant for its ranks."""
+
+
 class Streams(NamedTuple):
     """Where one rank writes: its output, its errors and its reports. None where it keeps what the launcher has."""
 
@@ -45,6 +49,7 @@ class Start(NamedTuple):
     streams: tuple[Streams, ...]
     agent: int
     mask: frozenset[int]
+    ignored: frozenset[int]
 
 
 def be_a_rank(start: Start) -> None:
@@ -72,13 +77,12 @@ def be_a_rank(start: Start) -> None:
 
 def _take_signals(start: Start) -> None:
     """Undo what the launcher and torch's agent did to signals, before any can arrive."""
-    for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_DFL)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup stays in force
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     debugged = start.plan.debug in (None, int(os.environ["LOCAL_RANK"]))
-    # While one rank is debugged, ctrl-C is for the debugger.
-    signal.signal(signal.SIGINT, signal.default_int_handler if debugged else signal.SIG_IGN)
+    # While one rank is debugged, ctrl-C is for the debugger. What nohup or a shell's & had ignored stays so.
+    ignored = start.ignored | (set() if debugged else {signal.SIGINT})
+    for number in PASSED_ON:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in ignored else usual)
     signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
 
 

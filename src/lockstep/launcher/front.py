@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn
 
 from lockstep.errors import UsageError
 from lockstep.launcher import failure, orphans
-from lockstep.launcher.child import Start, Streams
+from lockstep.launcher.child import PASSED_ON, Start, Streams
 from lockstep.launcher.output import Output
 from lockstep.launcher.plan import LaunchPlan
 
@@ -59,14 +59,16 @@ def run(plan: LaunchPlan, job: Callable[[], None]) -> LastWord:
         log_dir=plan.log_dir,
     )
     ends = Ends(_pipe(), _pipe(), [_pipe() for _ in range(count)])
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _watched())
+    ignored = frozenset(number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN)
+    watched = (PASSED_ON - ignored) | {signal.SIGCHLD, signal.SIGWINCH}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     orphans.adopt_orphans()
     sys.stdout.flush()
     sys.stderr.flush()
     agent = os.fork()
     if agent == 0:
-        _be_the_agent(plan, job, output, ends, mask)
-    return _Front(plan, output, ends, agent).stay()
+        _be_the_agent(plan, job, output, ends, (frozenset(mask), ignored))
+    return _Front(plan, output, ends, agent, watched).stay()
 
 
 def _pipe() -> tuple[Connection, Connection]:
@@ -74,24 +76,9 @@ def _pipe() -> tuple[Connection, Connection]:
     return Connection(ours, writable=False), Connection(theirs, readable=False)
 
 
-def _watched() -> set[int]:
-    numbers: set[int] = {
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGCHLD,
-        signal.SIGWINCH,
-    }
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
-        numbers.add(signal.SIGHUP)
-    return numbers
-
-
 class _Front:
-    def __init__(self, plan: LaunchPlan, output: Output, ends: Ends, agent: int) -> None:
-        self._plan, self._output, self._agent = plan, output, agent
+    def __init__(self, plan: LaunchPlan, output: Output, ends: Ends, agent: int, watched: frozenset[int]) -> None:
+        self._plan, self._output, self._agent, self._watched = plan, output, agent, watched
         self._control = ends.control[1]
         self._words = ends.words[0]
         self._last: LastWord | None = None
@@ -119,9 +106,8 @@ class _Front:
         return LastWord(128 - code, -1, who)
 
     def _wait(self) -> int:
-        watched = _watched()
         while True:
-            info = signal.sigwaitinfo(watched)
+            info = signal.sigwaitinfo(self._watched)
             if info.si_signo == signal.SIGCHLD:
                 status = self._reap()
                 if status is not None:
@@ -175,7 +161,11 @@ def _reap_all() -> None:
 
 
 def _be_the_agent(
-    plan: LaunchPlan, job: Callable[[], None], output: Output, ends: Ends, mask: set[int | signal.Signals]
+    plan: LaunchPlan,
+    job: Callable[[], None],
+    output: Output,
+    ends: Ends,
+    signals: tuple[frozenset[int], frozenset[int]],
 ) -> NoReturn:
     code = 1
     try:
@@ -193,7 +183,7 @@ def _be_the_agent(
 
         watch = Watch(plan, ends.control[0], [end for end, _ in ends.reports], say)
         streams = tuple(Streams(*pair, end) for pair, (_, end) in zip(output.streams, ends.reports, strict=True))
-        start = Start(plan, job, streams, os.getpid(), frozenset(mask))
+        start = Start(plan, job, streams, os.getpid(), *signals)
         watch.start()
         seen = agent.run(plan, start, watch.before_start)
         util._exit_function()  # type: ignore[attr-defined]  # gives back what `spawn` has in /dev/shm
