@@ -3,7 +3,7 @@
     python benchmarks/launch.py [ROUNDS]
 
 "Exit": an empty script, until the launcher has ended. "Collective": until one all_reduce over gloo is done on rank 0,
-which prints the time then.
+which prints the time then. accelerate starts several processes on CPU only by MPI or, as here, as if there were GPUs.
 """
 
 import subprocess
@@ -28,7 +28,7 @@ dist.destroy_process_group()
 LAUNCHERS = {
     "lockstep": ["lockstep", "run", "-n"],
     "torchrun": ["torchrun", "--nproc-per-node"],
-    "accelerate": ["accelerate", "launch", "--cpu", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no",
+    "accelerate": ["accelerate", "launch", "--multi_gpu", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no",
                    "--main_process_port=0", "--num_processes"],
 }  # fmt: skip
 

@@ -66,7 +66,7 @@ def find_first(ends: Iterable[End]) -> End | None:
 
     A rank that the launcher told to end is no cause, unless all were told. One that says "the peer is gone" comes
     after one that says what is wrong, whatever their clocks say: a killed rank's death is seen only after its peers
-    have felt it.
+    have felt it. So does SIGTERM, which torch's agent sends of its own accord where it is the first to see a failure.
 
     Example:
         >>> killed = End(1, 1, "a", when=2.0, code=None, signal=9)
@@ -74,7 +74,11 @@ def find_first(ends: Iterable[End]) -> End | None:
         >>> find_first([felt, killed]).rank
         1
     """
-    return min((end for end in ends if end.failed), key=lambda end: (end.told, end.echo, end.when), default=None)
+
+    def blame(end: End) -> tuple[bool, bool, bool, float]:
+        return end.told, end.echo, end.signal == signal.SIGTERM, end.when
+
+    return min((end for end in ends if end.failed), key=blame, default=None)
 
 
 def exit_code(end: End | None) -> int:
@@ -121,12 +125,14 @@ def report(ends: Sequence[End], size: int) -> str:
         return ""
     others = sorted((end for end in ends if end.failed and end is not first), key=lambda end: end.when)
     lines = [
-        f"lockstep: {end.when - first.when:+.2f} s: rank {end.rank} "
-        f"{'was ended' if end.told and not end.error else 'failed too'} ({cause(end)})\n"
-        for end in others
+        f"lockstep: {end.when - first.when:+.2f} s: rank {end.rank} {_lot(end)} ({cause(end)})\n" for end in others
     ]
     where = f"rank {first.rank} of {size} (local rank {first.local_rank} on {first.host})"
     return "".join(lines) + f"lockstep: {where} failed first: {cause(first)}\n" + first.text
+
+
+def _lot(end: End) -> str:
+    return "was ended" if not end.error and (end.told or end.signal == signal.SIGTERM) else "failed too"
 
 
 def restart_line(first: End | None, restart: int, most: int) -> str:
