@@ -3,7 +3,7 @@
     python benchmarks/launch.py [ROUNDS]
 
 "Exit": an empty script, until the launcher has ended. "Collective": until one all_reduce over gloo is done on rank 0,
-which prints the time then. accelerate starts several processes on CPU only by MPI or, as here, as if there were GPUs.
+which prints the time then. On CPU accelerate starts several processes only by MPI or, as here, as if there were GPUs.
 """
 
 import subprocess
