@@ -62,6 +62,7 @@ def _be_a_rank(end, function, rank, world_size, store, backend, args):
     try:
         if backend is not None:
             dist.init_process_group(backend, store=dist.FileStore(store, world_size), rank=rank, world_size=world_size)
+            dist.barrier()  # a rank that is through at once must not leave while others still connect
         outcome = (True, function(rank, *args))
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -1,6 +1,12 @@
 """``lockstep.launch``: both a module, for ``python -m lockstep.launch``, and what is called: ``lockstep.launch(fn)``.
 
 Python binds a module's name on its package as soon as anything imports it, so the module itself is what can be called.
+`lockstep.launcher.function.launch` says what the call does.
+
+Example:
+    >>> import lockstep
+    >>> lockstep.launch(lambda x: x + lockstep.init().rank, 40, ranks=2)
+    [40, 41]
 """
 
 import sys

@@ -48,7 +48,9 @@ def test_output_and_errors_stay_apart_and_in_order_where_they_are_one(tmp_path):
 
 def test_logs_hold_each_ranks_output_and_its_traceback(tmp_path):
     source = (
-        "import os, time\nrank = os.environ['RANK']\nprint('hello', rank)\n"
+        "import os, time\nrank = os.environ['RANK']\nprint('hello', rank, flush=True)\n"
+        f"open({str(tmp_path)!r} + '/here' + rank, 'w').close()\n"
+        f"while rank == '1' and not os.path.exists({str(tmp_path)!r} + '/here0'): time.sleep(0.01)\n"
         "if rank == '1': raise ValueError('no')\ntime.sleep(1000)\n"
     )
 

@@ -118,9 +118,12 @@ def _forget_multiprocessing() -> None:
 def _take_cores(seat: Seat, threads: int) -> None:
     if seat.cores:
         os.sched_setaffinity(0, seat.cores)
+    import threadpoolctl  # type: ignore[import-untyped]
     import torch
 
-    torch.set_num_threads(threads)  # torch was imported before the fork, and read the variable then
+    # Both were loaded before the fork, and read the variable then: torch's threads, and those of numpy's BLAS.
+    torch.set_num_threads(threads)
+    threadpoolctl.threadpool_limits(threads, user_api="blas")
 
 
 def _run(job: Callable[[], None], pipe: int) -> int:

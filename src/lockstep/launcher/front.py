@@ -173,7 +173,7 @@ def _be_the_agent(
         ends.control[1].close()
         ends.words[0].close()
         orphans.adopt_orphans()
-        os.environ["OMP_NUM_THREADS"] = plan.seats[0].environment["OMP_NUM_THREADS"]  # before numpy reads it
+        os.environ["OMP_NUM_THREADS"] = plan.seats[0].environment["OMP_NUM_THREADS"]  # for what reads it later
 
         def say(**word: object) -> None:
             ends.words[1].send_bytes(json.dumps(word).encode())

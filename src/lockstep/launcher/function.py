@@ -59,11 +59,6 @@ def launch(fn: Callable[..., T], *args: Any, ranks: int | None = None) -> list[T
         LostRankError: A rank raised, ended or was killed. The message has its traceback; the exception itself is the
             cause, where it can be sent.
         UsageError: ``fn``, its arguments or a result cannot be sent.
-
-    Example:
-        >>> import lockstep
-        >>> lockstep.launch(lambda x: x + lockstep.init().rank, 40, ranks=2)
-        [40, 41]
     """
     plan = make_plan(Wish(nproc_per_node="auto" if ranks is None else str(ranks)), machine.look(_gpus), os.environ)
     call = _pack(fn, args)
