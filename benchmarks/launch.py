@@ -28,9 +28,11 @@ dist.destroy_process_group()
 LAUNCHERS = {
     "lockstep": ["lockstep", "run", "-n"],
     "torchrun": ["torchrun", "--nproc-per-node"],
-    "accelerate": ["accelerate", "launch", "--multi_gpu", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no",
-                   "--main_process_port=0", "--num_processes"],
-}  # fmt: skip
+    "accelerate": [
+        *("accelerate", "launch", "--multi_gpu", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),
+        *("--main_process_port=0", "--num_processes"),
+    ],
+}
 
 
 def command(launcher: str, ranks: int, script: Path) -> list[str]:
