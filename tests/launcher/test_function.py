@@ -1,5 +1,6 @@
 """`lockstep.launch`: a function on several ranks."""
 
+import importlib.util
 import io
 import os
 import signal
@@ -44,6 +45,17 @@ def test_l14_a_session_without_a_file_that_has_computed_with_threads_can_launch(
 
 def test_a_function_of_a_test_module_is_sent():
     assert lockstep.launch(total_of_ranks, 10, ranks=2) == [21, 21]
+
+
+def test_a_function_of_a_module_that_no_other_process_can_find_is_sent(tmp_path, monkeypatch):
+    """As pytest and notebooks load them: under a name that leads nowhere."""
+    (tmp_path / "cell.py").write_text("def double(x):\n    return 2 * x\n")
+    spec = importlib.util.spec_from_file_location("no.such.name", tmp_path / "cell.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "no.such.name", module)
+    spec.loader.exec_module(module)
+
+    assert lockstep.launch(module.double, 21, ranks=1) == [42]
 
 
 def test_an_exception_in_a_rank_is_raised_here_with_that_ranks_traceback():

@@ -62,12 +62,15 @@ def test_logs_hold_each_ranks_output_and_its_traceback(tmp_path):
     assert log.endswith("ValueError: no\n")
 
 
-def on_a_terminal(arguments, keys=b"", env=None):
-    """Run on a real terminal; give the exit code and every byte that it showed."""
+def on_a_terminal(arguments, keys=(), env=None):
+    """Run on a real terminal; give the exit code and every byte that it showed.
+
+    ``keys`` are typed one after the other: each a pair, of what is waited for and what is typed then.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(arguments[0], arguments, os.environ | (env or {}))
-    shown, sent = b"", False
+    shown, read, keys = b"", 0, list(keys)
     while True:
         ready = select.select([terminal], [], [], PATIENCE)[0]
         assert ready, shown
@@ -76,9 +79,9 @@ def on_a_terminal(arguments, keys=b"", env=None):
         except OSError:
             break
         shown += data
-        if keys and not sent and b"READY" in shown:
-            os.write(terminal, keys)
-            sent = True
+        if keys and keys[0][0] in shown[read:]:
+            read = len(shown)
+            os.write(terminal, keys.pop(0)[1])
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
 
@@ -149,19 +152,19 @@ def test_ctrl_c_on_a_terminal_reaches_every_rank_once(tmp_path):
         "time.sleep(0.3)\n(here / f'count{rank}').write_text(str(count))\n"
     )
 
-    code, _ = on_a_terminal(command(tmp_path, source, "-n", "2"), keys=b"\x03")
+    code, _ = on_a_terminal(command(tmp_path, source, "-n", "2"), keys=[(b"READY", b"\x03")])
 
     assert code == 0
     assert [(tmp_path / f"count{rank}").read_text() for rank in "01"] == ["1", "1"]
 
 
 def test_the_debugger_gets_the_terminal_and_ctrl_c(tmp_path):
-    source = (
-        "import os\nx = 41\n"
-        "if os.environ['RANK'] == '1':\n    print('READY')\n    breakpoint()\n    print('after', x)\n"
-    )
+    source = "import os\nx = 41\nif os.environ['RANK'] == '1':\n    breakpoint()\n    print('after', x)\n"
 
-    code, shown = on_a_terminal(command(tmp_path, source, "-n", "2", "--debug", "1"), keys=b"x = x + 1\nc\n")
+    code, shown = on_a_terminal(
+        command(tmp_path, source, "-n", "2", "--debug", "1", "--grace", "0"),
+        keys=[(b"(Pdb) ", b"\x03"), (b"(Pdb) ", b"x = x + 1\n"), (b"(Pdb) ", b"c\n")],
+    )
 
     assert code == 0, shown
     assert b"after 42" in shown
