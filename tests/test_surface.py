@@ -87,3 +87,9 @@ def test_a_file_has_one_subject(path):
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src")))
 def test_every_file_says_what_it_is(path):
     assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+def test_the_readme_shows_the_example_as_it_is():
+    example = (ROOT / "examples" / "digits.py").read_text()
+
+    assert f"```python\n{example}```" in (ROOT / "README.md").read_text()
