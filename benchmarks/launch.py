@@ -2,7 +2,7 @@
 
     python benchmarks/launch.py [ROUNDS]
 
-"Exit": an empty script, until the launcher has ended. "Collective": until one all_reduce over gloo is done on rank 0,
+"Exit": a script that imports torch, until the launcher has ended. "Collective": until one all_reduce over gloo is done on rank 0,
 which prints the time then. On CPU accelerate starts several processes only by MPI or, as here, as if there were GPUs.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import common
 
-EMPTY = ""
+IDLE = "import torch"
 COLLECTIVE = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -56,13 +56,13 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
-        empty, collective = Path(folder, "empty.py"), Path(folder, "collective.py")
-        empty.write_text(EMPTY)
+        idle, collective = Path(folder, "idle.py"), Path(folder, "collective.py")
+        idle.write_text(IDLE)
         collective.write_text(COLLECTIVE)
         for ranks in (2, 4):
             rows |= common.alternate(
                 {
-                    f"exit, {ranks} ranks, {name}": lambda n=name, r=ranks: until_exit(command(n, r, empty))
+                    f"exit, {ranks} ranks, {name}": lambda n=name, r=ranks: until_exit(command(n, r, idle))
                     for name in LAUNCHERS
                 }
                 | {
