@@ -127,3 +127,14 @@ def test_rows_that_do_not_match_the_loaders_samples_raise_on_every_rank():
 
     assert [name for name, _ in results] == ["MismatchError"] * 2
     assert ["1 rows, but the loader has given this rank 2 samples" in message for _, message in results] == [True] * 2
+
+
+def gather_a_million(rank):
+    mine = torch.arange(rank, 1_000_000, 2)
+    gathered = lockstep.gather({"label": mine, "score": mine.float() / 1e6}, Given(mine.tolist()))
+    return bool((gathered["label"] == torch.arange(1_000_000)).all()), gathered["score"].dtype, len(gathered["score"])
+
+
+def test_m05_a_million_predictions_travel_as_tensors():
+    """Gathering them as pickled objects is slow and needs several times the memory."""
+    assert run_ranks(gather_a_million, 2) == [(True, torch.float32, 1_000_000)] * 2
