@@ -2,8 +2,8 @@
 
     python benchmarks/launch.py [ROUNDS]
 
-"Exit": a script that imports torch, until the launcher has ended. "Collective": until one all_reduce over gloo is done on rank 0,
-which prints the time then. On CPU accelerate starts several processes only by MPI or, as here, as if there were GPUs.
+"Exit": a script that imports torch, until the launcher has ended. "Collective": until one all_reduce over gloo is done on
+rank 0, which prints the time then. On CPU accelerate starts several processes only by MPI or, as here, as if for GPUs.
 """
 
 import subprocess
