@@ -190,6 +190,8 @@ def _be_the_agent(
         found = watch.ends(seen)
         first = failure.find_first(found)
         code = failure.exit_code(first)
+        if watch.stopped_by and not found:  # before any rank had begun
+            code = 128 + watch.stopped_by
         for end in found:
             say(log=[end.local_rank, end.text])
         say(code=code, rank=first.rank if first else -1, text=failure.report(found, watch.size()))
