@@ -191,6 +191,12 @@ def test_misuse_says_what_to_write_instead():
         assert [word for word, (_, message) in zip(words, errors, strict=True) if word not in message] == []
 
 
+def test_an_unknown_communicate_raises_in_a_world_of_one_too():
+    """So that a script that is tried alone first does not stop on many ranks."""
+    with pytest.raises(UsageError, match="'int8'; write 'bf16', 'fp16' or None"):
+        lockstep.replicate(nn.Linear(2, 2), communicate="int8")
+
+
 def unwrapped(rank):
     plain = Net()
     lockstep.replicate(plain)

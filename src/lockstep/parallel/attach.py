@@ -14,7 +14,7 @@ from lockstep.parallel.peers import Peers
 from lockstep.parallel.reducer import Reducer
 from lockstep.parallel.same_model import compare_structure, describe, equalise
 from lockstep.parallel.stepping import follow_optimizers
-from lockstep.parallel.transport import Summed, Transport
+from lockstep.parallel.transport import Summed, Transport, travelling_dtype
 from lockstep.world import World, current
 
 M = TypeVar("M", bound=nn.Module)
@@ -58,6 +58,7 @@ def replicate(
         ('Linear', ['weight', 'bias'])
     """
     world = current()
+    travels_as = travelling_dtype(communicate, world.rank)
     refuse_unfit(model, world)
     model.to(world.device)
     if world.size == 1:
@@ -66,7 +67,7 @@ def replicate(
         convert_sync_batchnorm(model)
     world.ranks.barrier()
     peers = Peers()
-    attach(model, peers, Summed(peers, communicate), world.device, caps=(first_bucket_mb, bucket_mb))
+    attach(model, peers, Summed(peers, travels_as), world.device, caps=(first_bucket_mb, bucket_mb))
     model.register_forward_pre_hook(before_first_forward)
     return model
 

@@ -34,19 +34,32 @@ class Transport(Protocol):
         ...
 
 
+def travelling_dtype(communicate: str | None, rank: int) -> torch.dtype | None:
+    """What ``communicate=`` means. Asked before any rank connects: one that raised later would leave the others alone.
+
+    Raises:
+        UsageError: There is no such name.
+
+    Example:
+        >>> travelling_dtype("bf16", rank=0)
+        torch.bfloat16
+    """
+    if communicate not in WIRE_DTYPES:
+        raise UsageError(f"rank {rank}: communicate={communicate!r}; write 'bf16', 'fp16' or None.")
+    return WIRE_DTYPES[communicate]
+
+
 class Summed:
     """One all-reduce for each bucket, of gradients that were divided by the number of ranks before.
 
     Args:
         peers: The ranks.
-        communicate: ``"bf16"`` or ``"fp16"`` to send half as many bytes; None to send gradients in their own dtype.
-            Half gradients are summed in float32: nccl and shm do so by themselves, for gloo they are sent as float32.
+        communicate: What gradients travel as, see `travelling_dtype`; None for their own dtype. Half gradients are
+            summed in float32: nccl and shm do so by themselves, for gloo they are sent as float32.
     """
 
-    def __init__(self, peers: Peers, communicate: str | None = None) -> None:
-        if communicate not in WIRE_DTYPES:
-            raise UsageError(f"rank {peers.rank}: communicate={communicate!r}; write 'bf16', 'fp16' or None.")
-        self._peers, self._wanted = peers, WIRE_DTYPES[communicate]
+    def __init__(self, peers: Peers, communicate: torch.dtype | None = None) -> None:
+        self._peers, self._wanted = peers, communicate
 
     def scale_for(self, dtype: torch.dtype) -> float:
         """One part of as many as there are ranks; halves that travel as float32 are divided there."""
