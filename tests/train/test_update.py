@@ -201,28 +201,41 @@ def test_flush_steps_with_what_there_is_and_not_twice():
     assert run_ranks(odd_tail, 2) == [((False, 1), (True, 2), (False, 2))] * 2
 
 
-def count_rounds(rank, micro_batches):
-    import torch.distributed as dist
-
+def collectives_of_a_step(rank, micro_batches):
     model = lockstep.replicate(network())
     update = lockstep.Update(model, torch.optim.SGD(model.parameters(), lr=0.5), accumulate=micro_batches)
     x, y, _ = samples(4)
-    sent = []
-    from lockstep.parallel.attach import reducer_of
 
-    send = reducer_of(model).transport.send
-    reducer_of(model).transport.send = lambda bucket: (sent.append(bucket.number), send(bucket))
-    for number in range(3 * micro_batches):
-        if number == micro_batches:
-            sent.clear()  # the first step has to find the order of the gradients
-        with update:
-            update.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
-    assert dist.is_initialized()
-    return len(sent)
+    def step():
+        for _ in range(micro_batches):
+            with update:
+                update.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+
+    step()  # the first one has to find the order of the gradients
+    with torch.autograd.profiler.profile() as seen:
+        step()
+    return [event.name for event in seen.function_events if event.name.startswith("c10d::")]
 
 
-def test_accumulation_sends_gradients_once_a_step():
-    assert run_ranks(count_rounds, 2, 1) == run_ranks(count_rounds, 2, 4)
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_step_is_one_collective_however_many_micro_batches_it_has(micro_batches):
+    assert run_ranks(collectives_of_a_step, 2, micro_batches) == [["c10d::allreduce_"]] * 2
+
+
+def many_halves(rank, counts):
+    model = lockstep.replicate(nn.Linear(1, 1, bias=False).to(torch.bfloat16))
+    nn.init.zeros_(model.weight)
+    update = lockstep.Update(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    with update:
+        update.backward(model(torch.ones(counts[rank], 1, dtype=torch.bfloat16)) + float(rank))
+    return update.loss
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shm"])
+def test_a_model_in_halves_counts_its_samples_in_float32(backend):
+    counts = [300, 301]
+
+    assert run_ranks(many_halves, 2, counts, backend=backend) == [pytest.approx(301 / 601, rel=1e-6)] * 2
 
 
 def scalar_means(rank, size, counted):

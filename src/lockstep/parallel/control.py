@@ -1,13 +1,13 @@
 """The few words that travel behind the last bucket of a round: can the ranks go on as they are?"""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 STEPS = 4  # optimizer steps are told apart modulo this
+CARRIED = 3  # numbers that the reducer adds up over ranks for whoever takes the steps
 
 
-@dataclass(frozen=True)
-class Control:
+class Control(NamedTuple):
     """What a rank says; summed over ranks: how many of them said it.
 
     Attributes:
@@ -20,6 +20,9 @@ class Control:
         step1: The same for the next rest.
         step2: And the next.
         step3: And the last.
+        carried0: Whatever `Reducer.carry` was given.
+        carried1: Its second number.
+        carried2: Its third.
     """
 
     changed: float
@@ -31,19 +34,24 @@ class Control:
     step1: float
     step2: float
     step3: float
+    carried0: float = 0.0
+    carried1: float = 0.0
+    carried2: float = 0.0
 
-    def words(self) -> list[float]:
-        """Everything in a row."""
-        return list(astuple(self))
+    @property
+    def carried(self) -> tuple[float, ...]:
+        """The sums of what was carried."""
+        return self[-CARRIED:]
 
 
-WORDS = 5 + STEPS
+WORDS = 5 + STEPS + CARRIED
 
 
 def say(*, changed: bool, late: bool, failed: bool, inactive: bool, weight: float, steps: int) -> Control:
     """Put a rank's state into words; a rank that is not active has no step of its own."""
-    steps_one_hot = (float(steps % STEPS == rest and not inactive) for rest in range(STEPS))
-    return Control(float(changed), float(late), float(failed), float(inactive), float(weight), *steps_one_hot)
+    one_hot = [0.0] * STEPS
+    one_hot[steps % STEPS] = float(not inactive)
+    return Control(float(changed), float(late), float(failed), float(inactive), float(weight), *one_hot)
 
 
 def understand(words: Sequence[float]) -> Control:
@@ -56,7 +64,7 @@ def in_step(heard: Control) -> bool:
 
     Example:
         >>> rest = dict(changed=False, late=False, failed=False, inactive=False, weight=1.0)
-        >>> one, other = say(**rest, steps=5).words(), say(**rest, steps=6).words()
+        >>> one, other = say(**rest, steps=5), say(**rest, steps=6)
         >>> same, different = ([a + b for a, b in zip(one, row)] for row in (one, other))
         >>> in_step(understand(same)), in_step(understand(different))
         (True, False)

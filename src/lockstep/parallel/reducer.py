@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import LostRankError, MismatchError, UsageError
 from lockstep.parallel.buckets import MEBIBYTE
-from lockstep.parallel.control import Control, in_step, say, understand
+from lockstep.parallel.control import CARRIED, Control, in_step, say, understand
 from lockstep.parallel.engine import NO_BACKWARD, at_the_end_of_backward, current_backward, enclosing_node
 from lockstep.parallel.layout import Layout
 from lockstep.parallel.members import Members
@@ -27,6 +27,7 @@ from lockstep.parallel.sparse import average_sparse
 from lockstep.parallel.transport import Transport
 
 _NEVER = NO_BACKWARD - 1  # the number of no backward
+_NOTHING_CARRIED = (0.0,) * CARRIED
 
 
 class Reducer:
@@ -47,6 +48,7 @@ class Reducer:
         steps: How many optimizer steps this rank has taken.
         weight: What this rank's gradients count, see `weigh`; None for a plain average.
         total_weight: The sum of all ranks' weights in the last round.
+        carried: The sums over ranks of what `carry` was given before the last round.
     """
 
     def __init__(
@@ -63,6 +65,8 @@ class Reducer:
         self.syncing, self.inactive, self.over_active, self.steps = True, False, True, 0
         self.weight: tuple[float, float] | None = None
         self.total_weight = 0.0
+        self.carried: tuple[float, ...] = _NOTHING_CARRIED
+        self._load: Sequence[float] | Tensor = _NOTHING_CARRIED
         self.device = device
         self._caps = [int(cap * MEBIBYTE) for cap in caps]
         self._unsent = False
@@ -191,7 +195,7 @@ class Reducer:
 
     def _factor(self, heard: Control) -> float:
         """What the plain average over all ranks has to be multiplied by."""
-        self.total_weight = heard.weight
+        self.total_weight, self.carried = heard.weight, heard.carried
         if self.weight is not None:
             return self.peers.size * self.weight[1] / heard.weight if heard.weight else 0.0
         if heard.inactive and self.over_active:
@@ -219,16 +223,21 @@ class Reducer:
             inactive=self.inactive,
             weight=0.0 if self.inactive else 1.0 if self.weight is None else self.weight[0],
             steps=self.steps,
-        ).words()
+        )[:-CARRIED]
         for bucket in self._layout.buckets[self._next :]:
             if silent:
                 bucket.fill_nothing()
             else:
                 bucket.fill()
             if bucket is self._layout.buckets[-1]:
-                bucket.words.copy_(torch.tensor(words, dtype=bucket.words.dtype))
+                self._write((*words, *self._load) if isinstance(self._load, Sequence) else words, bucket.words)
             self.transport.send(bucket)
         self._next = len(self._layout.buckets)
+
+    def _write(self, words: Sequence[float], into: Tensor) -> None:
+        if isinstance(self._load, Tensor):
+            into[-CARRIED:].copy_(self._load)
+        into[: len(words)].copy_(torch.tensor(words, dtype=into.dtype))
 
     def _refuse(self, heard: Control) -> None:
         """Raise, on every rank, if the ranks are not in the same step."""
@@ -275,6 +284,7 @@ class Reducer:
         self._restart()
         self._open = self._unsent = self._graphs = False
         self._sent = True
+        self._load = _NOTHING_CARRIED
         self._fast = _NEVER
         self._tasks, self._stepped = set(), set()
         self._handed = next((slot for slot in self._layout.dense if slot.param.grad is not None), None)
@@ -318,6 +328,15 @@ class Reducer:
         The result is Σ over ranks of what they have, times ``unit``, divided by the sum of all ranks' weights.
         """
         self.weight = own, unit
+
+    def carry(self, numbers: Sequence[float] | Tensor) -> None:
+        """Add up three numbers more over ranks in the coming round, which costs no collective of its own.
+
+        Args:
+            numbers: On this rank; a tensor where they are not known yet without waiting for a device. The sums are in
+                `carried` when the round is through, in the dtype of the last bucket's gradients, float32 at least.
+        """
+        self._load = numbers
 
     def keep_company(self) -> None:
         """Take part in a round of the others without gradients, and take none from it."""

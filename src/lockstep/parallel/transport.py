@@ -66,8 +66,8 @@ class Summed:
         return 1.0 if self._widens(dtype) else 1 / self._peers.size
 
     def narrow(self, dtype: torch.dtype) -> bool:
-        """As wide as they travel."""
-        return wire_dtype(dtype, self._wanted, self._peers.backend) in _HALVES
+        """As wide as they travel, and as they lie in the bucket before and after."""
+        return dtype in _HALVES or wire_dtype(dtype, self._wanted, self._peers.backend) in _HALVES
 
     def _widens(self, dtype: torch.dtype) -> bool:
         return wire_dtype(dtype, self._wanted, self._peers.backend).itemsize > dtype.itemsize

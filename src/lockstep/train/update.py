@@ -1,8 +1,6 @@
 """One training step: the true mean gradient over every sample of every rank and micro-batch, then the optimizer."""
 
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -10,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.errors import NotFiniteError, UsageError
-from lockstep.parallel.attach import no_sync, reducer_of, sync_gradients
+from lockstep.parallel.attach import reducer_of
+from lockstep.parallel.reducer import Reducer
 from lockstep.train.precision import autocast_for, backward_for
 from lockstep.train.stepping import Scaler, step, total_norm
-from lockstep.train.weights import Tally, send_tally, share_of
+from lockstep.train.totals import Alone, Ranks, Together
+from lockstep.train.weights import share_of
 from lockstep.world import World, current
-
-_NOTHING = nullcontext()
 
 
 class Scheduler(Protocol):
@@ -86,15 +84,16 @@ class Update:
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"clip_norm={clip_norm}: write a positive number, or None not to clip.")
         self._world = current()
-        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._optimizer, self._scheduler = optimizer, scheduler
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._autocast = autocast_for(precision, self._world.device.type)
         self._run_backward = backward_for(precision, self._world.device.type)
         self._scaler = Scaler(self._world.device.type) if precision == "fp16" else None
-        refuse_unconnected(model, optimizer, self._world)
+        reducer = refuse_unconnected(model, optimizer, self._world)
+        self._ranks: Ranks = Alone() if reducer is None else Together(reducer)
         self._loss_of_step = float("nan")
         self._reference: float | None = None
-        self._inside = False
+        self._inside = self._awaiting = False
         self._norm: Tensor | None = None
         self.stepped = False
         self.step_count = 0
@@ -106,7 +105,6 @@ class Update:
         self._micro_batches = 0
         self._weight: float | Tensor = 0.0
         self._loss: float | Tensor = 0.0
-        self._tally: Callable[[], Tally] | None = None
         self._fed_by: object | None = None
 
     def __enter__(self) -> "Update":
@@ -114,7 +112,7 @@ class Update:
             raise UsageError(
                 f"{self._who()}: `with update` inside itself. Each `with` is one micro-batch; close it first."
             )
-        self._inside, self._backward_done, self.stepped = True, False, False
+        self._inside, self._awaiting, self.stepped = True, True, False
         if not self._micro_batches:
             self._optimizer.zero_grad()  # at the start: another model's backward may have left gradients here
             self._fed_by = self._world.feed.loader
@@ -124,12 +122,12 @@ class Update:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inside = False
+        missing, self._inside, self._awaiting = self._awaiting, False, False
         self._autocast.__exit__(kind, error, trace)
         if kind is not None:
             self._drop()
             return
-        if not self._backward_done:
+        if missing:
             self._drop()
             raise UsageError(
                 f"{self._who()}: `with update` ended without update.backward(losses). Every rank takes every step; a "
@@ -152,21 +150,22 @@ class Update:
             UsageError: Not inside ``with update``, a second time in it, or with losses that no parameter can learn
                 from.
         """
-        self._check(losses)
+        if not self._awaiting or not losses.requires_grad:
+            self._refuse_backward()
         value, times, weight = share_of(losses, weights, count)
+        self._awaiting = False
         self._micro_batches += 1
-        self._backward_done = True
         self._weight = self._weight + weight
         self._loss += (value.detach() if value.is_cuda else value.item()) * times
-        last = self._micro_batches == self._accumulate
         reference = self._reference_for(weight)
-        if last:
-            self._tally = send_tally(self._world, self._weight, self._loss)
-        times *= self._world.size  # the reducer gives the mean over ranks, a step needs the sum
+        times *= self._ranks.size  # the reducer gives the mean over ranks, a step needs the sum
         scaled = value if times == reference else value * (times / reference)
         if self._scaler is not None:
             scaled = self._scaler.scale(scaled)
-        with _NOTHING if last or self._world.size == 1 else no_sync(self._model):
+        if self._micro_batches < self._accumulate:
+            self._ranks.keep(self._run_backward, scaled)
+        else:
+            self._ranks.announce(self._weight, self._loss)
             self._run_backward(scaled)
 
     def flush(self) -> None:
@@ -179,7 +178,7 @@ class Update:
             raise UsageError(f"{self._who()}: update.flush() inside `with update`; call it after the block.")
         self.stepped = False
         if self._micro_batches:
-            self._tally = send_tally(self._world, self._weight, self._loss)
+            self._ranks.announce(self._weight, self._loss)
             self._finish()
 
     def _end_of(self, loader: object) -> None:
@@ -187,21 +186,20 @@ class Update:
         if self._micro_batches and loader is self._fed_by:
             self.flush()
 
-    def _check(self, losses: Tensor) -> None:
+    def _refuse_backward(self) -> None:
         if not self._inside:
             raise UsageError(
                 f"{self._who()}: update.backward() outside `with update:`, which says where a micro-batch ends."
             )
-        if self._backward_done:
+        if not self._awaiting:
             raise UsageError(
                 f"{self._who()}: a second update.backward() in one `with update`. Add the losses and call it once, or "
                 f"open another `with` for another micro-batch."
             )
-        if not losses.requires_grad:
-            raise UsageError(
-                f"{self._who()}: the losses don't depend on any parameter that requires grad. Was the model frozen, "
-                f"or run under torch.no_grad()?"
-            )
+        raise UsageError(
+            f"{self._who()}: the losses don't depend on any parameter that requires grad. Was the model frozen, "
+            f"or run under torch.no_grad()?"
+        )
 
     def _reference_for(self, weight: float | Tensor) -> float:
         """What losses are divided by before backward, the same on all ranks: the weight of the heaviest step so far.
@@ -209,33 +207,29 @@ class Update:
         Gradients then come out at their final size or below, which fp16 needs, and exactly so in steps of that weight:
         these need no correction.
         """
-        if self._world.size == 1 and self._micro_batches == 1:
+        if self._ranks.size == 1 and self._micro_batches == 1:
             self._reference = float(weight) * self._accumulate
         elif self._reference is None:
-            everyone = self._world.ranks.add_up(torch.as_tensor(weight, dtype=torch.float64, device=self._world.device))
-            self._reference = float(everyone) * self._accumulate
+            self._reference = self._ranks.add_up(weight) * self._accumulate
         self._reference = self._reference or 1.0
         return self._reference
 
     def _finish(self) -> None:
         """Reduce over the ranks, then clip and step."""
-        assert self._tally is not None
         assert self._reference is not None
-        tally = self._tally()
+        weight, loss, bad_ranks = self._ranks.collect()
         self._drop()
-        if self._world.size > 1:
-            sync_gradients(self._model)
-        if tally.bad_ranks:
+        if bad_ranks:
             raise NotFiniteError(
-                f"{self._who()}: the losses of rank(s) {', '.join(map(str, tally.bad_ranks))} are NaN in step "
+                f"{self._who()}: the losses of rank(s) {', '.join(map(str, bad_ranks))} are NaN in step "
                 f"{self.step_count}; the step was not made. Look at that rank's batch and at the learning rate."
             )
-        if tally.weight == 0:
+        if weight == 0:
             warnings.warn(f"{self._who()}: step skipped, its losses weigh nothing on any rank.", stacklevel=4)
             return
-        factor = self._reference / tally.weight
-        self._reference = max(self._reference, tally.weight)
-        self._loss_of_step = tally.loss / tally.weight
+        factor = self._reference / weight
+        self._reference = max(self._reference, weight)
+        self._loss_of_step = loss / weight
         self.stepped, self._norm = step(self._optimizer, factor, self._scaler, self._clip_norm)
         if self.stepped:
             self.step_count += 1
@@ -294,12 +288,13 @@ class Update:
         self._drop()
 
 
-def refuse_unconnected(model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> None:
-    """Raise if the optimizer would train something apart on each rank."""
+def refuse_unconnected(model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> Reducer | None:
+    """The model's reducer, none in a world of one; raise if the optimizer would train something apart on each rank."""
+    reducer = reducer_of(model)
     if world.size == 1:
-        return
+        return reducer
     who = f"rank {world.rank} of {world.size}"
-    if reducer_of(model) is None:
+    if reducer is None:
         raise UsageError(
             f"{who}: nothing averages the gradients of this {type(model).__name__}. Write model = "
             f"lockstep.replicate(model) "
@@ -313,3 +308,4 @@ def refuse_unconnected(model: nn.Module, optimizer: torch.optim.Optimizer, world
             f"{tuple(strangers[0].shape)}); they would be trained apart on each rank. Build the optimizer from "
             f"model.parameters(), after replicate()."
         )
+    return reducer

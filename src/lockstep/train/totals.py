@@ -1,0 +1,112 @@
+"""What a step amounts to over all ranks: how much its losses weigh, their sum, and who has losses that are no numbers.
+
+Alone and together are two of one kind, so that `Update` need not know whether there are others.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from lockstep.parallel.reducer import Reducer
+
+
+class Totals(NamedTuple):
+    """Over all ranks and micro-batches of a step: weight, weighted sum of losses, and the ranks with a NaN in them."""
+
+    weight: float
+    loss: float
+    bad_ranks: tuple[int, ...]
+
+
+class Ranks(Protocol):
+    """Those whose gradients make one step."""
+
+    size: int
+
+    def announce(self, weight: float | Tensor, loss: float | Tensor) -> None:
+        """Say what this rank's part of the step amounts to, before its last backward."""
+        ...
+
+    def keep(self, backward: Callable[[Tensor], None], loss: Tensor) -> None:
+        """Run the backward of a micro-batch that is not the last one."""
+        ...
+
+    def add_up(self, weight: float | Tensor) -> float:
+        """The sum over ranks of one number, now."""
+        ...
+
+    def collect(self) -> Totals:
+        """See to it that gradients are those of all ranks, and give what the step amounts to."""
+        ...
+
+
+class Alone:
+    """One rank, whose gradients nobody waits for."""
+
+    size = 1
+
+    def __init__(self) -> None:
+        self._weight: float | Tensor = 0.0
+        self._loss: float | Tensor = 0.0
+
+    def announce(self, weight: float | Tensor, loss: float | Tensor) -> None:
+        """Keep it."""
+        self._weight, self._loss = weight, loss
+
+    def keep(self, backward: Callable[[Tensor], None], loss: Tensor) -> None:
+        """Nothing to hold back."""
+        backward(loss)
+
+    def add_up(self, weight: float | Tensor) -> float:
+        """The number itself."""
+        return float(weight)
+
+    def collect(self) -> Totals:
+        """What was announced."""
+        loss = float(self._loss)
+        return Totals(float(self._weight), loss, (0,) if math.isnan(loss) else ())
+
+
+class Together:
+    """Ranks that share a reducer. A step's numbers travel behind its last bucket, in no collective of their own."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer, self.size = reducer, reducer.peers.size
+        self._bad: float | Tensor = 0.0
+
+    def announce(self, weight: float | Tensor, loss: float | Tensor) -> None:
+        """Give it to the reducer; a NaN would hide what the others have, so it goes as a flag beside a zero."""
+        if isinstance(loss, Tensor):
+            loss = loss.double()
+            self._bad = loss.isnan().double()
+            self._reducer.carry(torch.stack((torch.as_tensor(weight).to(loss), loss.nan_to_num(0.0), self._bad)))
+        else:
+            self._bad = float(math.isnan(loss))
+            self._reducer.carry((float(weight), 0.0 if self._bad else loss, self._bad))
+
+    def keep(self, backward: Callable[[Tensor], None], loss: Tensor) -> None:
+        """Gradients stay on this rank."""
+        before, self._reducer.syncing = self._reducer.syncing, False
+        try:
+            backward(loss)
+        finally:
+            self._reducer.syncing = before
+
+    def add_up(self, weight: float | Tensor) -> float:
+        """One collective."""
+        mine = torch.as_tensor(weight, dtype=torch.float64, device=self._reducer.device)
+        return float(self._reducer.peers.line_up(mine).sum())
+
+    def collect(self) -> Totals:
+        """Usually there already; only a NaN costs another collective, to find out whose it is."""
+        self._reducer.sync()
+        weight, loss, bad = self._reducer.carried
+        return Totals(weight, loss, self._bad_ranks() if bad else ())
+
+    def _bad_ranks(self) -> tuple[int, ...]:
+        peers = self._reducer.peers
+        flags = peers.line_up(torch.as_tensor(self._bad, dtype=torch.float64, device=self._reducer.device)).tolist()
+        return tuple(rank for rank, flag in zip(peers.ranks, flags, strict=True) if flag)
