@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -99,10 +100,27 @@ def test_parameters_that_the_module_says_to_ignore_stay_local():
     assert not torch.equal(b, other_b)
 
 
+def flagged(rank, flag):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Net(), find_unused_parameters=flag)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            model.zero_grad()
+            mean(model(share(rank, step), "ac" if step == rank else "abc")).backward()
+    return [p.grad for p in model.parameters()], [str(w.message) for w in caught]
+
+
+def test_g06_unused_parameters_need_no_flag_and_with_it_nothing_is_searched_or_warned_of():
+    without, with_flag = (run_ranks(flagged, 2, flag)[0] for flag in (False, True))
+
+    assert all(torch.equal(a, b) for a, b in zip(without[0], with_flag[0], strict=True))
+    assert without[1] == with_flag[1] == []
+
+
 def hooked(rank, name, steps):
     torch.manual_seed(0)
-    # PowerSGD's second collective comes from a thread, so on the CPU several buckets would get into each other's way.
-    model = DistributedDataParallel(Net().float(), bucket_cap_mb_list=[25 if name == "power" else 1e-4])
+    model = DistributedDataParallel(Net().float(), bucket_cap_mb_list=[1e-4])
     state, hook = {
         "allreduce": lambda: (None, default_hooks.allreduce_hook),
         "fp16": lambda: (None, default_hooks.fp16_compress_hook),

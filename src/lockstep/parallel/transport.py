@@ -1,5 +1,6 @@
 """How a bucket travels: summed as it is, in another dtype, or by a hook of the user's."""
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -94,6 +95,10 @@ class Summed:
 class Hooked:
     """What torch calls a communication hook, run unchanged; the flags behind the gradients travel by themselves.
 
+    A hook may send more when its first collective is through, as PowerSGD's does. On the CPU that comes from a thread,
+    at moments that differ between ranks, so a bucket's hook is called when the one before is through: collectives of
+    two buckets would be taken for each other.
+
     Args:
         peers: The ranks.
         state: The hook's first argument.
@@ -102,6 +107,8 @@ class Hooked:
 
     def __init__(self, peers: Peers, state: object, hook: Callable[[Any, Any], Any]) -> None:
         self._peers, self._state, self._hook = peers, state, hook
+        self._queue: deque[Bucket] = deque()
+        self._under_way: Any = None
 
     def scale_for(self, _: torch.dtype) -> float:
         """Hooks divide by themselves."""
@@ -112,13 +119,25 @@ class Hooked:
         return dtype in _HALVES
 
     def send(self, bucket: Bucket) -> None:
-        """Call the hook."""
-        seen = HookBucket(bucket)
-        bucket.work = self._hook(self._state, seen), self._peers.sum_soon(bucket.tail)
+        """Call the hook, or have it called later."""
+        if not bucket.number:
+            self._queue.clear()  # of a round that failed
+            self._under_way = None
+        self._queue.append(bucket)
+        while self._queue and (bucket.flat.is_cuda or self._under_way is None or self._under_way.done()):
+            self._call_next()
+
+    def _call_next(self) -> None:
+        bucket = self._queue.popleft()
+        self._under_way = self._hook(self._state, HookBucket(bucket))
+        bucket.work = self._under_way, self._peers.sum_soon(bucket.tail)
         send_words(bucket, self._peers)
 
     def receive(self, bucket: Bucket) -> None:
         """Wait for its future."""
+        while bucket.work is None:
+            self._under_way.wait()
+            self._call_next()
         future, work = bucket.work
         result = future.wait()
         result = result[0] if isinstance(result, (list, tuple)) else result
