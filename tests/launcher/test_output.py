@@ -141,15 +141,22 @@ def test_ranks_are_dim_on_a_terminal_and_plain_elsewhere(tmp_path):
 
 
 def test_ctrl_c_on_a_terminal_reaches_every_rank_once(tmp_path):
+    """The launcher passes signals on in order: when USR1 has come through it, a second ctrl-C would have come too."""
     source = (
         "import os, sys, time, signal, pathlib\n"
-        "rank = os.environ['RANK']\nhere = pathlib.Path(__file__).parent\ncount = 0\n"
+        "rank = os.environ['RANK']\nhere = pathlib.Path(__file__).parent\ncount = 0\nthrough = False\n"
         "def note(number, frame):\n    global count\n    count += 1\n"
-        "signal.signal(signal.SIGINT, note)\n(here / f'up{rank}').touch()\n"
+        "def last(number, frame):\n    global through\n    through = True\n"
+        "signal.signal(signal.SIGINT, note)\nsignal.signal(signal.SIGUSR1, last)\n(here / f'up{rank}').touch()\n"
         "while not all((here / f'up{r}').exists() for r in '01'): time.sleep(0.01)\n"
         "if rank == '0': print('READY', flush=True)\n"
         "while not count: time.sleep(0.01)\n"
-        "time.sleep(0.3)\n(here / f'count{rank}').write_text(str(count))\n"
+        "(here / f'had{rank}').touch()\n"
+        "while not all((here / f'had{r}').exists() for r in '01'): time.sleep(0.01)\n"
+        "front = int(pathlib.Path(f'/proc/{os.getppid()}/stat').read_text().rsplit(')')[1].split()[1])\n"
+        "if rank == '0': os.kill(front, signal.SIGUSR1)\n"
+        "while not through: time.sleep(0.01)\n"
+        "(here / f'count{rank}').write_text(str(count))\n"
     )
 
     code, _ = on_a_terminal(command(tmp_path, source, "-n", "2"), keys=[(b"READY", b"\x03")])

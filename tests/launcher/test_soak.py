@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from launching import PATIENCE, alive, run, started, until
 
-ROUNDS = int(os.environ.get("LOCKSTEP_SOAK", "4"))
+ROUNDS = int(os.environ.get("LOCKSTEP_SOAK", "2"))
 pytestmark = pytest.mark.timeout(120 + ROUNDS * 60)
 
 TRAINING = """
