@@ -450,3 +450,24 @@ def test_a_saved_update_of_another_precision_is_refused():
 
     with pytest.raises(lockstep.UsageError, match="the saved update has a scaler, this one has no scaler"):
         update.load_state_dict(saved)
+
+
+class Telling(torch.optim.SGD):
+    """An optimizer with a zero_grad of its own, as those with master weights have."""
+
+    told = 0
+
+    def zero_grad(self, set_to_none=True):
+        self.told += 1
+        super().zero_grad(set_to_none)
+
+
+def test_an_optimizers_own_zero_grad_is_called():
+    model = network()
+    optimizer = Telling(model.parameters(), lr=0.5)
+    update = lockstep.Update(model, optimizer, accumulate=2)
+    for _ in range(4):
+        with update:
+            update.backward(model(samples(4)[0]).sum(1))
+
+    assert optimizer.told == 2

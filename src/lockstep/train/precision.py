@@ -1,7 +1,7 @@
 """Autocast by name."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from lockstep.errors import UsageError
 _TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast_for(precision: str, device_type: str) -> AbstractContextManager[object]:
-    """The context of the forward pass; can be entered again and again.
+def autocast_for(precision: str, device_type: str) -> AbstractContextManager[object] | None:
+    """The context of the forward pass; can be entered again and again. None for fp32, which needs none.
 
     Raises:
         UsageError: There is no such precision.
@@ -25,7 +25,7 @@ def autocast_for(precision: str, device_type: str) -> AbstractContextManager[obj
     if precision not in _TYPES:
         raise UsageError(f"precision={precision!r} is not one that lockstep knows: write 'fp32', 'bf16' or 'fp16'.")
     dtype = _TYPES[precision]
-    return nullcontext() if dtype is None else torch.autocast(device_type, dtype=dtype)
+    return None if dtype is None else torch.autocast(device_type, dtype=dtype)
 
 
 def backward_for(precision: str, device_type: str) -> Callable[[Tensor], None]:

@@ -1,5 +1,7 @@
 """What is done with the gradients of a step, once they are those of the whole world."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -27,12 +29,12 @@ def step(
         Whether the optimizer stepped (not if a scaler found an overflow: gradients are the same on all ranks by now, so
         it is one decision for the world), and the norm before clipping if that was computed.
     """
+    norm = None
     if scaler is not None:
         scaler.factor = factor
         scaler.unscale_(optimizer)
     elif factor != 1.0:
         torch._foreach_mul_(gradients(optimizer), factor)
-    norm = None
     if clip_norm is not None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
@@ -43,6 +45,22 @@ def step(
     scaler.step(optimizer)
     scaler.update()
     return scaler.get_scale() >= before, norm
+
+
+def zero_grad_of(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """What drops every gradient of an optimizer: its ``zero_grad``, or where that is torch's own, what it comes to.
+
+    Without the profiler's record that torch makes around it, this takes a tenth of the time.
+    """
+    if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad or "zero_grad" in vars(optimizer):
+        return optimizer.zero_grad
+
+    def drop() -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    return drop
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -5,20 +5,15 @@ Alone and together are two of one kind, so that `Update` need not know whether t
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from lockstep.parallel.reducer import Reducer
 
-
-class Totals(NamedTuple):
-    """Over all ranks and micro-batches of a step: weight, weighted sum of losses, and the ranks with a NaN in them."""
-
-    weight: float
-    loss: float
-    bad_ranks: tuple[int, ...]
+# Over all ranks and micro-batches: the weight, the weighted sum of losses, and the ranks whose losses are NaN.
+Totals: TypeAlias = tuple[float, float, tuple[int, ...]]
 
 
 class Ranks(Protocol):
@@ -67,7 +62,7 @@ class Alone:
     def collect(self) -> Totals:
         """What was announced."""
         loss = float(self._loss)
-        return Totals(float(self._weight), loss, (0,) if math.isnan(loss) else ())
+        return float(self._weight), loss, (0,) if loss != loss else ()
 
 
 class Together:
@@ -104,7 +99,7 @@ class Together:
         """Usually there already; only a NaN costs another collective, to find out whose it is."""
         self._reducer.sync()
         weight, loss, bad = self._reducer.carried
-        return Totals(weight, loss, self._bad_ranks() if bad else ())
+        return weight, loss, self._bad_ranks() if bad else ()
 
     def _bad_ranks(self) -> tuple[int, ...]:
         peers = self._reducer.peers

@@ -11,7 +11,7 @@ from lockstep.errors import NotFiniteError, UsageError
 from lockstep.parallel.attach import reducer_of
 from lockstep.parallel.reducer import Reducer
 from lockstep.train.precision import autocast_for, backward_for
-from lockstep.train.stepping import Scaler, step, total_norm
+from lockstep.train.stepping import Scaler, step, total_norm, zero_grad_of
 from lockstep.train.totals import Alone, Ranks, Together
 from lockstep.train.weights import share_of
 from lockstep.world import World, current
@@ -85,6 +85,7 @@ class Update:
             raise UsageError(f"clip_norm={clip_norm}: write a positive number, or None not to clip.")
         self._world = current()
         self._optimizer, self._scheduler = optimizer, scheduler
+        self._zero_grad = zero_grad_of(optimizer)
         self._accumulate, self._clip_norm = accumulate, clip_norm
         self._autocast = autocast_for(precision, self._world.device.type)
         self._run_backward = backward_for(precision, self._world.device.type)
@@ -97,15 +98,12 @@ class Update:
         self._norm: Tensor | None = None
         self.stepped = False
         self.step_count = 0
-        self._drop()
-        self._world.feed.call_at_end(self._end_of)
-
-    def _drop(self) -> None:
-        """Forget the micro-batches so far."""
-        self._micro_batches = 0
+        self._micro_batches = 0  # of the step that is being made
         self._weight: float | Tensor = 0.0
         self._loss: float | Tensor = 0.0
-        self._fed_by: object | None = None
+        self._feed = self._world.feed
+        self._fed_by = self._feed.current
+        self._feed.call_at_end(self._end_of)
 
     def __enter__(self) -> "Update":
         if self._inside:
@@ -114,21 +112,23 @@ class Update:
             )
         self._inside, self._awaiting, self.stepped = True, True, False
         if not self._micro_batches:
-            self._optimizer.zero_grad()  # at the start: another model's backward may have left gradients here
-            self._fed_by = self._world.feed.loader
-        self._autocast.__enter__()
+            self._zero_grad()  # at the start: another model's backward may have left gradients here
+            self._weight, self._loss, self._fed_by = 0.0, 0.0, self._feed.current
+        if self._autocast is not None:
+            self._autocast.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         missing, self._inside, self._awaiting = self._awaiting, False, False
-        self._autocast.__exit__(kind, error, trace)
+        if self._autocast is not None:
+            self._autocast.__exit__(kind, error, trace)
         if kind is not None:
-            self._drop()
+            self._micro_batches = 0
             return
         if missing:
-            self._drop()
+            self._micro_batches = 0
             raise UsageError(
                 f"{self._who()}: `with update` ended without update.backward(losses). Every rank takes every step; a "
                 f"rank without samples calls it with its empty losses."
@@ -157,15 +157,18 @@ class Update:
         self._micro_batches += 1
         self._weight = self._weight + weight
         self._loss += (value.detach() if value.is_cuda else value.item()) * times
-        reference = self._reference_for(weight)
-        times *= self._ranks.size  # the reducer gives the mean over ranks, a step needs the sum
+        ranks = self._ranks
+        if ranks.size == 1 and self._micro_batches == 1:
+            self._reference = float(weight) * self._accumulate or 1.0
+        reference = self._reference or self._first_reference(weight)
+        times *= ranks.size  # the reducer gives the mean over ranks, a step needs the sum
         scaled = value if times == reference else value * (times / reference)
         if self._scaler is not None:
             scaled = self._scaler.scale(scaled)
         if self._micro_batches < self._accumulate:
-            self._ranks.keep(self._run_backward, scaled)
+            ranks.keep(self._run_backward, scaled)
         else:
-            self._ranks.announce(self._weight, self._loss)
+            ranks.announce(self._weight, self._loss)
             self._run_backward(scaled)
 
     def flush(self) -> None:
@@ -183,7 +186,7 @@ class Update:
 
     def _end_of(self, loader: object) -> None:
         """A loader's epoch is over; another one's, such as the validation's, is not our end."""
-        if self._micro_batches and loader is self._fed_by:
+        if self._micro_batches and self._fed_by is not None and loader is self._fed_by():
             self.flush()
 
     def _refuse_backward(self) -> None:
@@ -201,24 +204,20 @@ class Update:
             f"or run under torch.no_grad()?"
         )
 
-    def _reference_for(self, weight: float | Tensor) -> float:
+    def _first_reference(self, weight: float | Tensor) -> float:
         """What losses are divided by before backward, the same on all ranks: the weight of the heaviest step so far.
 
         Gradients then come out at their final size or below, which fp16 needs, and exactly so in steps of that weight:
-        these need no correction.
+        these need no correction. A rank that is alone knows each step's weight in time, but for micro-batches to come.
         """
-        if self._ranks.size == 1 and self._micro_batches == 1:
-            self._reference = float(weight) * self._accumulate
-        elif self._reference is None:
-            self._reference = self._ranks.add_up(weight) * self._accumulate
-        self._reference = self._reference or 1.0
+        self._reference = self._ranks.add_up(weight) * self._accumulate or 1.0
         return self._reference
 
     def _finish(self) -> None:
         """Reduce over the ranks, then clip and step."""
         assert self._reference is not None
         weight, loss, bad_ranks = self._ranks.collect()
-        self._drop()
+        self._micro_batches = 0
         if bad_ranks:
             raise NotFiniteError(
                 f"{self._who()}: the losses of rank(s) {', '.join(map(str, bad_ranks))} are NaN in step "
@@ -285,7 +284,7 @@ class Update:
             if part is not None:
                 part.load_state_dict(state_dict[name])
         self.step_count, self._reference = state_dict["step_count"], state_dict["reference"]
-        self._drop()
+        self._micro_batches = 0
 
 
 def refuse_unconnected(model: nn.Module, optimizer: torch.optim.Optimizer, world: World) -> Reducer | None:

@@ -7,6 +7,10 @@ from collections.abc import Callable
 class Feed:
     """The data loader that gave the last batch, and who wants to know when its epoch is over.
 
+    Attributes:
+        current: That loader; None before the first batch. Weak, as a loader that nobody uses any more takes its workers
+            with it.
+
     Example:
         >>> class Steps:
         ...     def end_of(self, loader):
@@ -17,25 +21,19 @@ class Feed:
         >>> steps, feed, train = Steps(), Feed(), Loader()
         >>> feed.call_at_end(steps.end_of)
         >>> feed.gives(train)
-        >>> feed.loader
+        >>> feed.current()
         train
         >>> feed.ended(train)
         the end of train
     """
 
     def __init__(self) -> None:
-        # Weak: a loader that nobody uses any more takes its workers with it.
-        self._loader: weakref.ref[object] | None = None
+        self.current: weakref.ref[object] | None = None
         self._listeners: list[weakref.WeakMethod[Callable[[object], None]]] = []
-
-    @property
-    def loader(self) -> object | None:
-        """The loader that gave the last batch; None before, and once it is gone."""
-        return None if self._loader is None else self._loader()
 
     def gives(self, loader: object) -> None:
         """A loader is about to give a batch."""
-        self._loader = weakref.ref(loader)
+        self.current = weakref.ref(loader)
 
     def ended(self, loader: object) -> None:
         """A loader's epoch is over."""
