@@ -1,7 +1,11 @@
 """The few words that travel behind the last bucket of a round: can the ranks go on as they are?"""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 STEPS = 4  # optimizer steps are told apart modulo this
 CARRIED = 3  # numbers that the reducer adds up over ranks for whoever takes the steps
@@ -52,6 +56,12 @@ def say(*, changed: bool, late: bool, failed: bool, inactive: bool, weight: floa
     one_hot = [0.0] * STEPS
     one_hot[steps % STEPS] = float(not inactive)
     return Control(float(changed), float(late), float(failed), float(inactive), float(weight), *one_hot)
+
+
+@lru_cache(maxsize=8)  # the same few words come again and again, and a tensor costs more to make than to copy
+def as_tensor(words: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+    """What travels; not to be written to."""
+    return torch.tensor(words, dtype=dtype)
 
 
 def understand(words: Sequence[float]) -> Control:

@@ -22,13 +22,16 @@ current_backward: Callable[[], int] = torch._C._current_graph_task_id
 _APPLY = BackwardCFunction.apply.__code__
 
 
-def at_the_end_of_backward(callback: Callable[[], None]) -> None:
+def at_the_end_of_backward(callback: Callable[[], None], node: Any) -> None:
     """Call ``callback`` when the outermost running backward is through; what it raises comes out of that backward.
 
     Re-entrant checkpointing runs a backward inside a node of another one. The engine's own callback would come at the
     end of the inner one, once for every checkpoint, so this waits until the outer one goes on with its next node.
+
+    Args:
+        callback: What to call.
+        node: What `enclosing_node` gives.
     """
-    node = enclosing_node()
     following = next((n for n, _ in node.next_functions if n is not None), None) if node is not None else None
     if following is None:
         _queue(callback)
@@ -36,7 +39,7 @@ def at_the_end_of_backward(callback: Callable[[], None]) -> None:
 
     def back_outside(_: Any) -> None:
         handle.remove()
-        at_the_end_of_backward(callback)
+        at_the_end_of_backward(callback, enclosing_node())
 
     handle = following.register_prehook(back_outside)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lockstep.errors import LostRankError, MismatchError, UsageError
 from lockstep.parallel.buckets import MEBIBYTE
-from lockstep.parallel.control import CARRIED, Control, in_step, say, understand
+from lockstep.parallel.control import CARRIED, Control, as_tensor, in_step, say, understand
 from lockstep.parallel.engine import NO_BACKWARD, at_the_end_of_backward, current_backward, enclosing_node
 from lockstep.parallel.layout import Layout
 from lockstep.parallel.members import Members
@@ -130,8 +130,8 @@ class Reducer:
 
     def _enter(self, task: int) -> None:
         """The first gradient of a backward, or of one nested in it."""
-        nested = enclosing_node() is not None
-        if self._open and (nested or task < max(self._tasks)):
+        node = enclosing_node()
+        if self._open and (node is not None or task < max(self._tasks)):
             self._tasks.add(task)
             return
         if self._open:
@@ -140,7 +140,7 @@ class Reducer:
         self._local = not self.syncing
         if not self._local:
             self._begin()
-            at_the_end_of_backward(self._finish)
+            at_the_end_of_backward(self._finish, node)
 
     def _begin(self) -> None:
         self._open, self._local = True, False
@@ -230,14 +230,17 @@ class Reducer:
             else:
                 bucket.fill()
             if bucket is self._layout.buckets[-1]:
-                self._write((*words, *self._load) if isinstance(self._load, Sequence) else words, bucket.words)
+                self._write(words, bucket.words)
             self.transport.send(bucket)
         self._next = len(self._layout.buckets)
 
-    def _write(self, words: Sequence[float], into: Tensor) -> None:
+    def _write(self, words: tuple[float, ...], into: Tensor) -> None:
         if isinstance(self._load, Tensor):
             into[-CARRIED:].copy_(self._load)
-        into[: len(words)].copy_(torch.tensor(words, dtype=into.dtype))
+            into = into[:-CARRIED]
+        else:
+            words = (*words, *self._load)
+        into.copy_(as_tensor(words, into.dtype))
 
     def _refuse(self, heard: Control) -> None:
         """Raise, on every rank, if the ranks are not in the same step."""
