@@ -28,7 +28,7 @@ class Rows(NamedTuple):
 
     values: Tensor  # how many per channel, (ranks, 1)
     mean: Tensor  # (ranks, C)
-    m2: Tensor  # (ranks, C)
+    variance: Tensor  # (ranks, C)
     counts: list[int]
     roles: list[int]
 
@@ -66,23 +66,29 @@ def backward_meets(roles: list[int], rank: int, layer: str) -> bool:
     return True
 
 
-def gather_rows(count: int, mean: Tensor, m2: Tensor, role: int, peers: Peers) -> Rows:
+def gather_rows(count: int, mean: Tensor, variance: Tensor, role: int, peers: Peers) -> Rows:
     """Give every rank the moments of each.
 
     Args:
         count: Values per channel on this rank.
         mean: Their mean, ``(C,)``.
-        m2: Their squared deviations from it, summed, ``(C,)``.
+        variance: Their mean squared deviation from it, ``(C,)``.
         role: What this rank will do in backward.
         peers: The ranks that take part.
     """
     head = torch.tensor((count, role), dtype=mean.dtype, device=mean.device)
-    message = torch.cat((head, mean, m2))  # (2 + 2 C,)
-    rows = message.new_empty(dist.get_world_size(peers.group), message.numel())
-    _with_reason(dist.all_gather, "forward", peers, list(rows.unbind()), message)
+    message = torch.cat((head, mean, variance))  # (2 + 2 C,)
+    length = len(message)
+    rows = message.new_empty(dist.get_world_size(peers.group) * length)
+    _with_reason(_gather, "forward", peers, rows, message)
+    rows = rows.view(-1, length)
     heads = rows[:, :2].tolist()
-    means, m2s = rows[:, 2:].chunk(2, dim=1)
-    return Rows(rows[:, :1], means, m2s, [int(n) for n, _ in heads], [int(role) for _, role in heads])
+    values, _, means, variances = rows.split_with_sizes((1, 1, len(mean), len(mean)), 1)
+    return Rows(values, means, variances, [int(n) for n, _ in heads], [int(role) for _, role in heads])
+
+
+# torch 2.12 renamed it.
+_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
 
 def add_up(x: Tensor, peers: Peers) -> Tensor:
