@@ -45,7 +45,7 @@ def batch_norm_over_ranks(
         LateRankError: A rank did not come.
         LostRankError: A rank is gone.
     """
-    peers = Peers(group, f"SyncBatchNorm({x.shape[1]})")
+    peers = Peers(group, dist.get_world_size(group), f"SyncBatchNorm({x.shape[1]})")
     with torch.no_grad():
         count, mean, variance = _measure(x, eps)
     rows = gather_rows(count, mean, variance, role(x), peers)
@@ -55,7 +55,7 @@ def batch_norm_over_ranks(
             f"Expected more than 1 value per channel when training, got input size {list(x.shape)} on rank "
             f"{dist.get_rank(group)} of {len(rows.counts)}, and one value per channel over all of them"
         )
-    meets = backward_meets(rows.roles, dist.get_rank(group), peers.layer)
+    meets = backward_meets(rows.roles, peers)
     if everything == 0:  # torch's own way: an empty output, nothing learnt, nobody to meet in backward
         return batch_norm(x, None, None, weight, bias, True, 0.0, eps)
     mean, variance = combine_moments(rows.values / everything, rows.mean, rows.variance)

@@ -132,8 +132,8 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(x)
         if x.shape[1] != self.num_features and (self.affine or self.track_running_stats):
             raise UsageError(  # else the running statistics would be broadcast against those of one channel
-                f"rank {dist.get_rank()} of {dist.get_world_size()}: SyncBatchNorm({self.num_features}) got an input of "
-                f"size {list(x.shape)}, with {x.shape[1]} channels (dimension 1). Give it {self.num_features}."
+                f"rank {dist.get_rank()} of {dist.get_world_size()}: SyncBatchNorm({self.num_features}) got an input "
+                f"of size {list(x.shape)}, with {x.shape[1]} channels (dimension 1). Give it {self.num_features}."
             )
         running = None
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
