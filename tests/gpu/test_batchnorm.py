@@ -19,7 +19,7 @@ def test_cuda_equals_cpu(dtype, layout):
         "measure": (x, 1e-5),
         "normalise": (x, weight, bias, over),
         "gradient_sums": (dy, x, over),
-        "input_gradient": (dy, x, weight, over, 210 * torch.rand(2, 65)),
+        "input_gradient": (dy, x, weight, over, 210 * torch.rand(2 * 65)),
     }
     for name, arguments in calls.items():
         there = [on_gpu(argument) for argument in arguments]

@@ -58,7 +58,7 @@ def batch_norm_over_ranks(
     meets = backward_meets(rows.roles, peers)
     if everything == 0:  # torch's own way: an empty output, nothing learnt, nobody to meet in backward
         return batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-    mean, variance = combine_moments(rows.values / everything, rows.mean, rows.variance)
+    mean, variance = combine_moments(rows.values * (1.0 / everything), rows.mean, rows.variance)
     if running is not None:
         _learn(running, mean, variance * (everything / (everything - 1)))
     # A rank whose own input and parameters need no gradient must come to backward all the same if others wait there.

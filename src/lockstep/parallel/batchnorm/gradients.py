@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import Function
 
 from lockstep.parallel.batchnorm.exchange import Peers, add_up
-from lockstep.parallel.batchnorm.kernels import Statistics, kernels_for
+from lockstep.parallel.batchnorm.kernels import Statistics, kernels_for, like
 
 
 class Normalise(Function):
@@ -52,8 +52,8 @@ class Normalise(Function):
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         return (
             dx if wants_x else None,
-            dweight.to(weight.dtype) if wants_weight else None,
-            dbias.to(bias.dtype) if wants_bias else None,
+            like(dweight, weight.dtype) if wants_weight else None,
+            like(dbias, bias.dtype) if wants_bias else None,
             *_CONSTANTS,
         )
 
@@ -72,7 +72,7 @@ def _fused_backward(
         dbias, dweight = kernels.gradient_sums(dy, x, over)
     if peers is None:
         return None, dweight, dbias
-    sums = add_up(torch.stack((dbias, dweight)), peers)
+    sums = add_up(torch.cat((dbias, dweight)), peers)
     if x.numel() == 0:
         return torch.zeros_like(x), dweight, dbias
     return kernels.input_gradient(dy, x, weight, over, sums), dweight, dbias
