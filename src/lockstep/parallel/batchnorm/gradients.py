@@ -35,7 +35,7 @@ class Normalise(Function):
         peers: Peers | None,
     ) -> Tensor:
         over = Statistics(mean, variance, (variance + eps).rsqrt_(), eps, count)
-        ctx.save_for_backward(x, weight, bias, *over[:3])
+        ctx.save_for_backward(x, weight, bias, mean, variance, over.invstd)
         ctx.others = eps, count, peers
         if x.numel() == 0:
             return torch.empty_like(x)
@@ -43,12 +43,12 @@ class Normalise(Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, *statistics = ctx.saved_tensors
+        x, weight, bias, mean, variance, invstd = ctx.saved_tensors
         eps, count, peers = ctx.others
         # Either way one message of the same size, so that ranks may differ in whether they build a graph of the
         # gradients.
         backward = _differentiable_backward if torch.is_grad_enabled() else _fused_backward
-        dx, dweight, dbias = backward(dy, x, weight, Statistics(*statistics, eps, count), peers)
+        dx, dweight, dbias = backward(dy, x, weight, Statistics(mean, variance, invstd, eps, count), peers)
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         return (
             dx if wants_x else None,
@@ -86,12 +86,12 @@ def _differentiable_backward(
     mean, invstd = over.mean, over.invstd
     wide, dy = x.to(invstd.dtype), dy.to(invstd.dtype)
     if peers is not None:
-        mean, invstd = _apply(_Moments, wide, mean, invstd, over.count, peers)
+        mean, invstd = _apply(_Moments, wide, mean, invstd, over.values, peers)
     xhat = (wide - mean.view(view)) * invstd.view(view)
     dbias, dweight = dy.sum(dims), (dy * xhat).sum(dims)
     if peers is None:
         return None, dweight, dbias
-    mean_dy, mean_dy_xhat = (_apply(_Sum, torch.cat((dbias, dweight)), peers) / over.count).chunk(2)
+    mean_dy, mean_dy_xhat = (_apply(_Sum, torch.cat((dbias, dweight)), peers) / over.values).chunk(2)
     scale = invstd if weight is None else invstd * weight.to(invstd.dtype)
     dx = scale.view(view) * (dy - mean_dy.view(view) - xhat * mean_dy_xhat.view(view))
     return dx.to(x.dtype), dweight, dbias

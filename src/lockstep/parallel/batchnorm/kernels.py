@@ -18,7 +18,7 @@ class Statistics(NamedTuple):
     variance: Tensor  # biased
     invstd: Tensor  # 1 / sqrt(variance + eps)
     eps: float
-    count: int  # values per channel
+    values: int  # per channel
 
 
 class Kernels(NamedTuple):
@@ -103,7 +103,7 @@ def _cpu_input_gradient(dy: Tensor, x: Tensor, weight: Tensor | None, over: Stat
     # two passes.
     wide = over.mean.dtype
     scale = over.invstd if weight is None else over.invstd * like(weight, wide)
-    bias, slope = (sums.view(2, -1) * (scale * (-1.0 / over.count))).unbind()
+    bias, slope = (sums.view(2, -1) * (scale * (-1.0 / over.values))).unbind()
     part = _normalise_by(like(x, wide), over, slope, bias)
     return like(part.addcmul_(like(dy, wide), scale.view(-1, *[1] * (x.dim() - 2))), x.dtype)
 
@@ -129,7 +129,7 @@ def _cuda_gradient_sums(dy: Tensor, x: Tensor, over: Statistics) -> tuple[Tensor
 def _cuda_input_gradient(dy: Tensor, x: Tensor, weight: Tensor | None, over: Statistics, sums: Tensor) -> Tensor:
     # The kernel divides both sums by the number of values itself, an int32. Ours are divided already, so that number is
     # 1; and it wants the sum of dy * (x - mean), which is that of dy * xhat over invstd.
-    mean_dy, mean_dy_xhat = (sums / over.count).chunk(2)
+    mean_dy, mean_dy_xhat = (sums / over.values).chunk(2)
     one = torch.ones(1, dtype=torch.int32, device=x.device)
     return torch.batch_norm_backward_elemt(
         _dense(dy),
