@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.parallel.batchnorm.kernels import _CPU, _CUDA
+from lockstep.parallel.batchnorm.kernels import _CPU, _CUDA, Statistics
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -13,15 +13,22 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 def test_cuda_equals_cpu(dtype, layout):
     torch.manual_seed(0)
     x, dy = (torch.randn(6, 65, 7, 5).to(dtype).contiguous(memory_format=layout) for _ in range(2))
-    weight, bias, mean, variance, mean_dy, mean_dy_xhat = torch.rand(6, 65).unbind()
-    invstd = (variance + 1e-5).rsqrt()
+    weight, bias, mean, variance = torch.rand(4, 65).unbind()
+    over = Statistics(mean, variance, (variance + 1e-5).rsqrt(), 1e-5, 210)
     calls = {
         "measure": (x, 1e-5),
-        "normalise": (x, weight, bias, mean, variance, 1e-5),
-        "gradient_sums": (dy, x, mean, invstd),
-        "input_gradient": (dy, x, weight, mean, invstd, mean_dy, mean_dy_xhat),
+        "normalise": (x, weight, bias, over),
+        "gradient_sums": (dy, x, over),
+        "input_gradient": (dy, x, weight, over, 210 * torch.rand(2 * 65)),
     }
     for name, arguments in calls.items():
-        there = [a.cuda() if isinstance(a, torch.Tensor) else a for a in arguments]
+        there = [on_gpu(argument) for argument in arguments]
         expected, found = getattr(_CPU, name)(*arguments), getattr(_CUDA, name)(*there)
         torch.testing.assert_close(found, expected, check_device=False, rtol=2e-2, atol=2e-2, msg=name)
+
+
+def on_gpu(argument):
+    """The same there: a tensor, statistics or a number."""
+    if isinstance(argument, Statistics):
+        return Statistics(*map(on_gpu, argument))
+    return argument.cuda() if isinstance(argument, torch.Tensor) else argument

@@ -1,5 +1,6 @@
 """`replicate` and what goes with it: the reducer on a model, in place."""
 
+import sys
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from torch import nn
 
 from lockstep.errors import UsageError
 from lockstep.parallel.batchnorm import convert_sync_batchnorm
+from lockstep.parallel.batchnorm.convert import count_synchronised
 from lockstep.parallel.peers import Peers
 from lockstep.parallel.reducer import Reducer
 from lockstep.parallel.same_model import compare_structure, describe, equalise
@@ -38,7 +40,8 @@ def replicate(
 
     Args:
         model: The model, built alike on every rank. Where values differ, rank 0's win.
-        sync_batchnorm: Normalise over the whole global batch where the model has batch norm.
+        sync_batchnorm: Normalise over the whole global batch where the model has batch norm; rank 0 says on stderr in
+            how many layers.
         communicate: ``"bf16"`` or ``"fp16"``: send gradients in half as many bytes.
         first_bucket_mb: MiB of gradients after which the first bucket of a backward leaves.
         bucket_mb: The same for all others.
@@ -64,12 +67,23 @@ def replicate(
     if world.size == 1:
         return model
     if sync_batchnorm:
-        convert_sync_batchnorm(model)
+        _synchronise_batchnorm(model, world)
     world.ranks.barrier()
     peers = Peers()
     attach(model, peers, Summed(peers, travels_as), world.device, caps=(first_bucket_mb, bucket_mb))
     model.register_forward_pre_hook(before_first_forward)
     return model
+
+
+def _synchronise_batchnorm(model: nn.Module, world: World) -> None:
+    """Convert, and say so on rank 0: the model trains differently from then on."""
+    convert_sync_batchnorm(model)
+    layers = count_synchronised(model)
+    if layers and world.rank == 0:
+        sys.stderr.write(
+            f"lockstep.replicate: {layers} batch norm layer(s) normalise over the batches of all {world.size} ranks; "
+            f"sync_batchnorm=False leaves them as they are.\n"
+        )
 
 
 def attach(

@@ -1,10 +1,13 @@
 """Models made synchronised and back: nothing gets lost, and what cannot be kept is left alone and named."""
 
+import contextlib
 import copy
+import io
 import warnings
 
 import pytest
 import torch
+from ranks import run_ranks
 from torch import nn
 
 import lockstep
@@ -178,3 +181,25 @@ def test_a_converted_model_is_copied_and_pickled_whole():
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert type(lockstep.revert_sync_batchnorm(twin)[1]) is nn.BatchNorm2d
     assert count_synchronised(model) == 3
+
+
+def replicated(rank, options):
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model = lockstep.replicate(nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), WithReLU(3)), **options)
+    return count_synchronised(model), said.getvalue(), [str(warning.message) for warning in warned]
+
+
+def test_replicate_converts_says_how_many_and_names_what_it_left_on_rank_0():
+    (count, said, warned), *others = run_ranks(replicated, 2, {})
+
+    assert count == 2
+    assert said.startswith("lockstep.replicate: 2 batch norm layer(s) normalise over the batches of all 2 ranks")
+    assert len(warned) == 1
+    assert "'2' (WithReLU has its own forward)" in warned[0]
+    assert others == [(2, "", [])]
+
+
+def test_replicate_leaves_batch_norm_alone_if_told_to():
+    assert run_ranks(replicated, 2, {"sync_batchnorm": False}) == [(0, "", [])] * 2

@@ -21,9 +21,10 @@ def on_rank(rank, drawn):
         x, dy = (case.laid_out(whole[case.share(rank)]) for whole in case.batch())
         x = x.detach().requires_grad_()
         mine = results(case.layer(lockstep.SyncBatchNorm), x, dy)
-        if x.numel() and case.layout == "channels_last" and x.dim() == 4:
-            assert mine["y"].is_contiguous(memory_format=torch.channels_last)
-            assert mine["dx"].is_contiguous(memory_format=torch.channels_last)
+        if x.numel() and case.layout == "channels_last" and x.dim() in (4, 5):
+            last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+            assert mine["y"].is_contiguous(memory_format=last)
+            assert mine["dx"].is_contiguous(memory_format=last)
         assert mine["y"].dtype == mine["dx"].dtype == case.dtype
         found.append(mine)
     return found

@@ -7,7 +7,7 @@ from torch.autograd import Function, gradcheck, gradgradcheck
 from lockstep.parallel.batchnorm.exchange import Peers, add_up
 from lockstep.parallel.batchnorm.function import batch_norm_over_ranks
 
-PEERS = Peers(None, "test")
+PEERS = Peers(None, 1, "test")
 
 
 class Enter(Function):

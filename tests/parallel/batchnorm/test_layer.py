@@ -284,3 +284,30 @@ def test_a_rank_outside_its_group_is_told():
 def test_too_few_dimensions_raise_torchs_error():
     with pytest.raises(ValueError, match="at least 2D"):
         lockstep.SyncBatchNorm(3)(torch.ones(3))
+
+
+def too_few_channels(rank):
+    layer = lockstep.SyncBatchNorm(3, affine=False)
+    try:
+        layer(torch.ones(4, 1, 2))
+    except lockstep.UsageError as error:
+        return str(error), layer.running_mean.tolist()
+    return "no error"
+
+
+def test_channels_that_would_be_broadcast_raise_on_every_rank():
+    for message, running_mean in run_ranks(too_few_channels, 2):
+        assert "got an input of size [4, 1, 2], with 1 channels" in message
+        assert running_mean == [0, 0, 0]
+
+
+def evaluated_without_running_statistics(rank, x):
+    return lockstep.SyncBatchNorm(3, track_running_stats=False).eval()(halves(x, rank))
+
+
+def test_eval_mode_without_running_statistics_normalises_the_local_batch():
+    """As torch's layer does: nothing is sent in eval mode."""
+    x = torch.randn(8, 3, 4, generator=torch.Generator().manual_seed(0))
+    expected = torch.cat([torch.nn.BatchNorm1d(3, track_running_stats=False)(part) for part in x.chunk(2)])
+
+    torch.testing.assert_close(torch.cat(run_ranks(evaluated_without_running_statistics, 2, x)), expected)

@@ -20,6 +20,7 @@ class Peers(NamedTuple):
     """Whom a layer talks to, and what it is called in messages."""
 
     group: Any  # None for all ranks
+    size: int
     layer: str
 
 
@@ -28,7 +29,7 @@ class Rows(NamedTuple):
 
     values: Tensor  # how many per channel, (ranks, 1)
     mean: Tensor  # (ranks, C)
-    m2: Tensor  # (ranks, C)
+    variance: Tensor  # (ranks, C)
     counts: list[int]
     roles: list[int]
 
@@ -40,49 +41,56 @@ def role(x: Tensor) -> int:
     return WANTS if x.requires_grad else READY
 
 
-def backward_meets(roles: list[int], rank: int, layer: str) -> bool:
+def backward_meets(roles: list[int], peers: Peers) -> bool:
     """Whether the ranks exchange sums in backward.
 
     Args:
         roles: ``DEAF``, ``READY`` or ``WANTS`` of each rank of the group.
-        rank: This rank's number in it, for the message.
-        layer: The layer's name, for the message.
+        peers: The ranks, for the message.
 
     Raises:
         MismatchError: Some wait for others that will never come; on every rank.
 
     Example:
-        >>> backward_meets([WANTS, READY], 0, "SyncBatchNorm(8)"), backward_meets([DEAF, DEAF], 0, "SyncBatchNorm(8)")
+        >>> peers = Peers(None, 2, "SyncBatchNorm(8)")
+        >>> backward_meets([WANTS, READY], peers), backward_meets([DEAF, DEAF], peers)
         (True, False)
     """
     if WANTS not in roles:
         return False
     if DEAF in roles:
         raise MismatchError(
-            f"rank {rank} of {len(roles)}: {layer} in training mode records gradients on rank {roles.index(WANTS)} but "
-            f"runs without on rank {roles.index(DEAF)} (torch.no_grad or inference_mode), so the former's backward "
-            f"would wait for ever. Use the same mode on all ranks, or call .eval() to do without the other ranks."
+            f"rank {dist.get_rank(peers.group)} of {peers.size}: {peers.layer} in training mode records gradients on "
+            f"rank {roles.index(WANTS)} but runs without on rank {roles.index(DEAF)} (torch.no_grad or "
+            f"inference_mode), so the former's backward would wait for ever. Use the same mode on all ranks, or call "
+            f".eval() to do without the other ranks."
         )
     return True
 
 
-def gather_rows(count: int, mean: Tensor, m2: Tensor, role: int, peers: Peers) -> Rows:
+def gather_rows(count: int, mean: Tensor, variance: Tensor, role: int, peers: Peers) -> Rows:
     """Give every rank the moments of each.
 
     Args:
         count: Values per channel on this rank.
         mean: Their mean, ``(C,)``.
-        m2: Their squared deviations from it, summed, ``(C,)``.
+        variance: Their mean squared deviation from it, ``(C,)``.
         role: What this rank will do in backward.
         peers: The ranks that take part.
     """
-    head = torch.tensor((count, role), dtype=mean.dtype, device=mean.device)
-    message = torch.cat((head, mean, m2))  # (2 + 2 C,)
-    rows = message.new_empty(dist.get_world_size(peers.group), message.numel())
-    _with_reason(dist.all_gather, "forward", peers, list(rows.unbind()), message)
+    # Twice new_full takes half as long as torch.tensor((count, role)).
+    message = torch.cat((mean.new_full((1,), count), mean.new_full((1,), role), mean, variance))  # (2 + 2 C,)
+    length = len(message)
+    rows = message.new_empty(peers.size * length)
+    _with_reason(_gather, "forward", peers, rows, message)
+    rows = rows.view(-1, length)
     heads = rows[:, :2].tolist()
-    means, m2s = rows[:, 2:].chunk(2, dim=1)
-    return Rows(rows[:, :1], means, m2s, [int(n) for n, _ in heads], [int(role) for _, role in heads])
+    values, _, means, variances = rows.split_with_sizes((1, 1, len(mean), len(mean)), 1)
+    return Rows(values, means, variances, [int(n) for n, _ in heads], [int(role) for _, role in heads])
+
+
+# torch 2.12 renamed it.
+_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
 
 def add_up(x: Tensor, peers: Peers) -> Tensor:
@@ -100,7 +108,7 @@ def _with_reason(collective: Callable[..., Any], direction: str, peers: Peers, *
     except RuntimeError as error:
         kind = LateRankError if "timed out" in str(error).lower() else LostRankError
         raise kind(
-            f"rank {dist.get_rank(peers.group)} of {dist.get_world_size(peers.group)}: {peers.layer} waited in "
+            f"rank {dist.get_rank(peers.group)} of {peers.size}: {peers.layer} waited in "
             f"{direction} for the other ranks of its group in vain. {_REASONS[direction]} torch says: {error}"
         ) from error
 

@@ -45,38 +45,38 @@ def batch_norm_over_ranks(
         LateRankError: A rank did not come.
         LostRankError: A rank is gone.
     """
-    peers = Peers(group, f"SyncBatchNorm({x.shape[1]})")
+    peers = Peers(group, dist.get_world_size(group), f"SyncBatchNorm({x.shape[1]})")
     with torch.no_grad():
-        count, mean, m2 = _measure(x, eps)
-    rows = gather_rows(count, mean, m2, role(x), peers)
+        count, mean, variance = _measure(x, eps)
+    rows = gather_rows(count, mean, variance, role(x), peers)
     everything = sum(rows.counts)
     if everything == 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {list(x.shape)} on rank "
             f"{dist.get_rank(group)} of {len(rows.counts)}, and one value per channel over all of them"
         )
-    meets = backward_meets(rows.roles, dist.get_rank(group), peers.layer)
+    meets = backward_meets(rows.roles, peers)
     if everything == 0:  # torch's own way: an empty output, nothing learnt, nobody to meet in backward
         return batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-    total, mean, m2 = combine_moments(rows.values, rows.mean, rows.m2)
+    mean, variance = combine_moments(rows.values * (1.0 / everything), rows.mean, rows.variance)
     if running is not None:
-        _learn(running, mean, m2 / (total - 1))
+        _learn(running, mean, variance * (everything / (everything - 1)))
     # A rank whose own input and parameters need no gradient must come to backward all the same if others wait there.
     anchor = mean.new_empty(0).requires_grad_() if meets and not x.requires_grad else None
     y: Tensor = Normalise.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, anchor, mean, m2 / total, eps, everything, peers if meets else None
+        x, weight, bias, anchor, mean, variance, eps, everything, peers if meets else None
     )
     return y
 
 
 def _measure(x: Tensor, eps: float) -> tuple[int, Tensor, Tensor]:
-    """Count, mean and squared deviations of this rank's values."""
+    """Count, mean and biased variance of this rank's values."""
     if x.numel() == 0:
         zeros = x.new_zeros(x.shape[1], dtype=statistics_dtype(x))
         return 0, zeros, zeros
     count = x.numel() // x.shape[1]
     mean, variance = kernels_for(x).measure(x, eps)
-    return count, mean, variance * count
+    return count, mean, variance
 
 
 def _learn(running: Running, mean: Tensor, variance: Tensor) -> None:

@@ -41,6 +41,7 @@ class SyncBatchNorm(_BatchNorm):
 
     Raises:
         ValueError: In forward: fewer than 2 dimensions; or one value per channel in the whole world, on every rank.
+        UsageError: In forward: other channels than ``num_features``.
         MismatchError: In forward: some ranks record gradients and some do not; on every rank.
         LateRankError: A rank did not come in time.
         LostRankError: A rank is gone.
@@ -129,6 +130,11 @@ class SyncBatchNorm(_BatchNorm):
 
     def _normalise_together(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
+        if x.shape[1] != self.num_features and (self.affine or self.track_running_stats):
+            raise UsageError(  # else the running statistics would be broadcast against those of one channel
+                f"rank {dist.get_rank()} of {dist.get_world_size()}: SyncBatchNorm({self.num_features}) got an input "
+                f"of size {list(x.shape)}, with {x.shape[1]} channels (dimension 1). Give it {self.num_features}."
+            )
         running = None
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             running = Running(self.running_mean, self.running_var, self._count_batch())
