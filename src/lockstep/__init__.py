@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from lockstep.parallel.ddp import DistributedDataParallel as DistributedDataParallel
     from lockstep.train.bar import progress as progress
     from lockstep.train.update import Update as Update
+    from lockstep.train.weight_files import load_weights as load_weights
+    from lockstep.train.weight_files import save_weights as save_weights
     from lockstep.world import World as World
     from lockstep.world import first as first
     from lockstep.world import init as init
@@ -53,11 +55,13 @@ else:
         "gather": "lockstep.collectives",
         "init": "lockstep.world",
         "launch": "lockstep.launch",
+        "load_weights": "lockstep.train.weight_files",
         "mean": "lockstep.collectives",
         "no_sync": "lockstep.parallel.attach",
         "progress": "lockstep.train.bar",
         "replicate": "lockstep.parallel.attach",
         "revert_sync_batchnorm": "lockstep.parallel.batchnorm",
+        "save_weights": "lockstep.train.weight_files",
         "sync_buffers": "lockstep.parallel.buffers",
         "sync_gradients": "lockstep.parallel.attach",
         "total": "lockstep.collectives",
@@ -104,11 +108,13 @@ __all__ = [
     "gather",
     "init",
     "launch",
+    "load_weights",
     "mean",
     "no_sync",
     "progress",
     "replicate",
     "revert_sync_batchnorm",
+    "save_weights",
     "sync_buffers",
     "sync_gradients",
     "total",
