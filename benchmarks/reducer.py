@@ -101,6 +101,8 @@ import torch, torch.distributed as dist
 sys.path.insert(0, {here!r})
 from reducer import attach, build
 torch.set_num_threads(1)
+if {backend!r} == "shm":
+    import lockstep  # which registers it, for torch too
 dist.init_process_group({backend!r}, store=dist.FileStore({store!r}, 2), rank=int(sys.argv[1]), world_size=2)
 start = time.perf_counter()
 model, x = build({name!r})
