@@ -14,12 +14,13 @@
 
 #include "segment.h"
 
-enum outcome { DONE = 0, MISMATCH, LATE, LOST, LEFT, STOPPED, INTERRUPTED };
+enum outcome { DONE = 0, MISMATCH, LATE, LOST, LEFT, STOPPED, INTERRUPTED, PENDING };
 
 /* How long one call may wait, and how. */
 struct patience {
     int64_t deadline;                     /* ns of the monotonic clock */
     int spins;                            /* looks before sleeping; few where ranks outnumber cores */
+    bool brief;                           /* do not sleep: PENDING instead, and the same call is made again later */
     bool (*interrupted)(struct patience *); /* asked now and then while asleep */
     void *thread;                         /* for `interrupted` */
     int culprit;                          /* out: who is late, lost or left */
@@ -121,18 +122,26 @@ static inline enum outcome wait_for(struct group *g, struct patience *p, struct 
         if (has_reached(c, target)) return DONE;
         relax();
     }
+    if (p->brief) return has_reached(c, target) ? DONE : PENDING;
     return sleep_until(g, p, c, target, peer, only);
 }
 
-/* End a round: post, and wait until all have posted as much. */
-static enum outcome post_and_wait(struct group *g, struct patience *p) {
-    raise_to(&seat_of(g, g->rank)->posts, ++g->posted);
+static void post(struct group *g) { raise_to(&seat_of(g, g->rank)->posts, ++g->posted); }
+
+/* Wait until all have posted as much as this rank. */
+static enum outcome wait_for_posts(struct group *g, struct patience *p) {
     for (int peer = 0; peer < g->size; peer++) {
         if (peer == g->rank) continue;
         enum outcome why = wait_for(g, p, &seat_of(g, peer)->posts, g->posted, peer, -1);
         if (why != DONE) return why;
     }
     return DONE;
+}
+
+/* End a round: post, and wait until all have posted as much. */
+static enum outcome post_and_wait(struct group *g, struct patience *p) {
+    post(g);
+    return wait_for_posts(g, p);
 }
 
 /* Tell those who wait for this rank that it will not come. */
