@@ -85,9 +85,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             return self._elsewhere(outputs[0], "reduce_scatter", outputs, inputs, opts)
         self._tensors.same_sizes(outputs[0], inputs[0], "reduce_scatter")
         op = self._tensors.operation(outputs[0], opts.reduceOp)
-        return self._do(
-            lambda pace: self._tensors.reduce_parts(pace, outputs[0], inputs[0], op), opts, outputs
-        )
+        return self._do(lambda pace: self._tensors.reduce_parts(pace, outputs[0], inputs[0], op), opts, outputs)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:  # noqa: A002
         """Reduce, and give each rank its part along the first dimension."""
@@ -125,9 +123,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         def job(pace: int) -> None:
             for x in tensors:
                 mine = self._rank == root
-                self._tensors.move(
-                    pace, agreed.BROADCAST, root, x, [x] if mine else None, None if mine else {root: x}
-                )
+                self._tensors.move(pace, agreed.BROADCAST, root, x, [x] if mine else None, None if mine else {root: x})
 
         return self._do(job, opts, tensors, small=small(tensors))
 
