@@ -20,6 +20,7 @@ from lockstep.shm import devices
 from lockstep.shm.member import Member
 from lockstep.shm.messages import Messages
 from lockstep.shm.segment import create
+from lockstep.shm.sparse import sparse_sum
 from lockstep.shm.tensors import Tensors, plain, small
 from lockstep.shm.work import Finished, Job, Lane, Pending
 
@@ -57,6 +58,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
         opts = c10d.AllreduceOptions() if opts is None else opts
         if not tensors[0].is_cpu:
             return self._elsewhere(tensors[0], "allreduce", tensors, opts)
+        if any(x.layout is not torch.strided for x in tensors):
+            return self._do(sparse_sum(self._tensors, tensors, opts.reduceOp.op), opts, tensors)
         op = self._tensors.operation(tensors[0], opts.reduceOp)
 
         def job(pace: int) -> None:

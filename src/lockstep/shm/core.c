@@ -81,7 +81,7 @@ PyDoc_STRVAR(run_doc,
              "run(kind, op, type, root, count, width, ins, outs, give, take, seconds, spins, brief) -> 0, or outcome + 256 * (culprit + 1)\n\n"
              "One collective. `ins` and `outs` are addresses by rank (a tuple; 0 for none), or one for ALL_REDUCE and REDUCE.\n"
              "`give` and `take` are elements by rank (a tuple or one number for all); `count` is compared between ranks.\n"
-             "A brief call does not sleep. After outcome 7 the next call must be the same again.");
+             "A brief call does not sleep. After outcome 7 (begun) the next call must be the same again; 8: it takes several rounds, nothing is done.");
 
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     struct group *g = &((Segment *)self)->group;

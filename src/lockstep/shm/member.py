@@ -9,7 +9,8 @@ from lockstep.shm.pace import AT_ONCE, UnfinishedError
 from lockstep.shm.segment import Meeting
 
 MISMATCH, LATE, LOST, LEFT, STOPPED = 1, 2, 3, 4, 5
-PENDING = 7
+PENDING, TOO_LARGE = 7, 8
+_UNFINISHED = (PENDING, TOO_LARGE)
 STAYS, LEFT_IN_ORDER, GAVE_UP = 0, 1, 2
 
 SPINS = 3000
@@ -69,7 +70,7 @@ class Member:
             MismatchError: Ranks brought different calls, on every rank; the group is as good as before.
             LateRankError: A rank did not come in time.
             LostRankError: A rank died or left. After this and the one before, the group is of no use any more.
-            UnfinishedError: The pace is not one that waits; the next call must be the same again.
+            UnfinishedError: The pace is not one that waits.
         """
         if self._failure is not None:
             raise self._again()
@@ -83,8 +84,8 @@ class Member:
             self.core.leave(GAVE_UP)
             self._failure = LostRankError(f"{self.who} was interrupted in collective number {number}.")
             raise
-        if verdict == PENDING:
-            raise UnfinishedError
+        if verdict in _UNFINISHED:
+            raise UnfinishedError(begun=verdict == PENDING)
         self._calls += 1
         if verdict:
             what = f"{describe((number, kind, op, type_, self._names[root], count))}, collective number {number}"

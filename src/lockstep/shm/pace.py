@@ -5,4 +5,12 @@ BESIDE, IN_CALLER, AT_ONCE, FOR_A_MOMENT = range(4)
 
 
 class UnfinishedError(Exception):
-    """A call at once, or for a moment, is not over; the same call must be made again. Never leaves this package."""
+    """A call at once, or for a moment, is not over. Never leaves this package.
+
+    Attributes:
+        begun: This rank's part is out, and the next call must be the same again; if not, nothing has been done.
+    """
+
+    def __init__(self, *, begun: bool) -> None:
+        super().__init__()
+        self.begun = begun

@@ -242,10 +242,10 @@ static bool at_once(const struct group *g, const struct job *job) {
     }
 }
 
-/* PENDING, from a brief call: nothing has been done yet (the job takes more than a round), or the rank's own part is out. The next call must
- * be for the same job either way. */
+/* A brief call may give PENDING: the rank's own part is out, and the next call must be for the same job; or TOO_LARGE: nothing has been done,
+ * since the job takes more than a round. */
 static enum outcome run_job(struct group *g, struct patience *p, struct job *job) {
-    if (p->brief && !at_once(g, job)) return PENDING;
+    if (p->brief && !at_once(g, job)) return TOO_LARGE;
     if (!g->pending) job->words.sequence = g->sequence++;
     switch ((enum kind)job->words.kind) {
         case ALL_REDUCE:

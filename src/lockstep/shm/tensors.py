@@ -117,6 +117,12 @@ class Tensors:
             if outs and target is not outs[rank]:
                 outs[rank].copy_(target)
 
+    def line_up(self, pace: int, x: Tensor) -> list[Tensor]:
+        """Every rank's ``x``, by rank."""
+        out = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        self.move(pace, agreed.ALL_GATHER, 0, x, [x], dict(enumerate(out)))
+        return out
+
     def exchange(self, pace: int, outs: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
         sources, targets = [plain(part) for part in parts], [plain(out) for out in outs]
         self.member.call(

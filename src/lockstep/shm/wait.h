@@ -14,7 +14,7 @@
 
 #include "segment.h"
 
-enum outcome { DONE = 0, MISMATCH, LATE, LOST, LEFT, STOPPED, INTERRUPTED, PENDING };
+enum outcome { DONE = 0, MISMATCH, LATE, LOST, LEFT, STOPPED, INTERRUPTED, PENDING, TOO_LARGE };
 
 /* How long one call may wait, and how. */
 struct patience {

@@ -63,6 +63,7 @@ class Pending(dist.Work):
         super().__init__()
         self._job, self._result, self._lane = job, result, lane
         self._error: BaseException | None = None
+        self.begun = False
         self._source = -1
         self._running = threading.Lock()
         self._running.acquire()
@@ -75,7 +76,8 @@ class Pending(dist.Work):
         try:
             found = self._job(pace)
             self._source = found if isinstance(found, int) else -1
-        except UnfinishedError:
+        except UnfinishedError as unfinished:
+            self.begun = unfinished.begun
             return False
         except BaseException as error:
             self._error = error
@@ -210,20 +212,19 @@ class Lane:
     def soon(self, job: Job, result: list[Tensor]) -> Pending:
         """Begin it, if nothing is ahead of it and a single call of the core does it; else have it done."""
         if not self._ahead and self.turn.acquire(blocking=False):
-            over, work, done = None, None, False
+            work, done, over = Pending(job, result, self), False, None
             try:
                 over = self._settle(AT_ONCE)
                 if self._begun is None:
-                    work = Pending(job, result, self)
                     done = work.perform(AT_ONCE)
-                    if not done:
+                    if work.begun:
                         self._begun = work
             finally:
                 self.turn.release()
             for each in (over, work if done else None):
                 if each is not None:
                     each.announce()
-            if work is not None:
+            if done or work.begun:
                 return work
         return self.later(job, result)
 
@@ -238,12 +239,14 @@ class Lane:
         return work
 
     def go_on(self, work: Pending, pace: int) -> None:
-        """Go on with a call, if it was only begun."""
+        """Go on with a call, if it was only begun and, unless there is all the time, nobody else is at it."""
         over = None
-        if self._begun is work:
-            with self.turn:
+        if self._begun is work and self.turn.acquire(blocking=pace == IN_CALLER):
+            try:
                 if self._begun is work:
                     over = self._settle(pace)
+            finally:
+                self.turn.release()
         if over is not None:
             over.announce()
 
