@@ -14,6 +14,7 @@ class Segment:
         take: int | tuple[int, ...] | None,
         seconds: float,
         spins: int,
+        yields: int,
         brief: bool,
         /,
     ) -> int: ...

@@ -16,6 +16,12 @@ STAYS, LEFT_IN_ORDER, GAVE_UP = 0, 1, 2
 SPINS = 3000
 """Looks at a peer's counter before sleeping, about 0.1 ms: what a message takes at most if nobody is late."""
 
+YIELDS = 4000
+"""Looks after that, of which each leaves the core to whoever else wants it: 1 ms or more.
+
+To be woken takes longer than most ranks are late, where cores are virtual.
+"""
+
 SPINS_BESIDE = 100
 """The same for a thread that works beside its caller, which needs the core for something better."""
 
@@ -40,6 +46,7 @@ class Member:
         crowded = len(names) > len(os.sched_getaffinity(0))
         patient = SPINS_BESIDE if crowded else SPINS
         self._spins = (SPINS_BESIDE, patient, 0, patient)  # by pace
+        self._yields = (0, 0 if crowded else YIELDS, 0, 0)
 
     @property
     def who(self) -> str:
@@ -78,7 +85,8 @@ class Member:
         number = self._calls
         try:
             verdict = self.core.run(
-                kind, op, type_, root, count, width, ins, outs, give, take, seconds, self._spins[pace], pace >= AT_ONCE
+                *(kind, op, type_, root, count, width, ins, outs, give, take),
+                *(seconds, self._spins[pace], self._yields[pace], pace >= AT_ONCE),
             )
         except BaseException:  # a signal's handler raised, Ctrl-C for one
             self.core.leave(GAVE_UP)

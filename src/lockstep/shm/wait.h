@@ -1,4 +1,4 @@
-/* Posting and waiting: spin for a moment, then sleep in the kernel, and look around now and then.
+/* Posting and waiting: spin for a moment, yield for another, then sleep in the kernel, and look around now and then.
  *
  * A wait ends when what it waits for is there, when a peer it needs is dead or has left, when time is up, when a signal's handler raised,
  * or when another thread of this process says stop. It never ends in nothing.
@@ -8,6 +8,7 @@
 
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@ enum outcome { DONE = 0, MISMATCH, LATE, LOST, LEFT, STOPPED, INTERRUPTED, PENDI
 struct patience {
     int64_t deadline;                     /* ns of the monotonic clock */
     int spins;                            /* looks before sleeping; few where ranks outnumber cores */
+    int yields;                           /* looks after these that leave the core to whoever else wants it */
     bool brief;                           /* do not sleep: PENDING instead, and the same call is made again later */
     bool (*interrupted)(struct patience *); /* asked now and then while asleep */
     void *thread;                         /* for `interrupted` */
@@ -121,6 +123,10 @@ static inline enum outcome wait_for(struct group *g, struct patience *p, struct 
     for (int i = 0; i < p->spins; i++) {
         if (has_reached(c, target)) return DONE;
         relax();
+    }
+    for (int i = 0; i < p->yields; i++) {
+        if (has_reached(c, target)) return DONE;
+        sched_yield();
     }
     if (p->brief) return has_reached(c, target) ? DONE : PENDING;
     return sleep_until(g, p, c, target, peer, only);
