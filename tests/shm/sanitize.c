@@ -48,7 +48,13 @@ static void one_call(struct group *g, int call, unsigned *random, int32_t *in, i
     if (kind == SCATTER || (kind == BROADCAST && (int)root != g->rank)) job.out[root] = (char *)out;
     job.words = (struct words){.count = kind == ALL_TO_ALL ? 0 : count, .kind = kind, .op = sums ? SUM : NO_OP, .type = I32, .root = root};
     if (mismatch) job.words.type = (uint32_t)g->rank;
+    p.brief = (call + g->rank) % 2;
     enum outcome why = run_job(g, &p, &job);
+    if (p.brief) { /* begun by some ranks only; finished after some looks, or by a call that waits */
+        for (int i = 0; i < call % 3 && why == PENDING; i++) why = run_job(g, &p, &job);
+        p.brief = false;
+        if (why == PENDING || why == TOO_LARGE) why = run_job(g, &p, &job);
+    }
     insist(why == (mismatch ? MISMATCH : DONE), "outcome", g->rank, call);
     if (mismatch || kind == BARRIER || count == 0) return;
     size_t last = count - 1;

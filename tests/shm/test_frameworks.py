@@ -65,6 +65,31 @@ def test_ddp_trains_as_one_process(bucket_mb, hook):
         torch.testing.assert_close(mine, alone())
 
 
+def words():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(20, 6, sparse=True), nn.Flatten(), nn.Linear(18, 1)).double()
+
+
+def train_words(model, mine):
+    numbers = torch.Generator().manual_seed(1)
+    x, y = torch.randint(20, (12, 3), generator=numbers)[mine], torch.randn(12, 1, generator=numbers).double()[mine]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    return weights(model)
+
+
+def ddp_on_words(rank):
+    return train_words(DistributedDataParallel(words()), slice(rank * 6, rank * 6 + 6))
+
+
+def test_ddp_sums_sparse_gradients():
+    for mine in run_ranks(ddp_on_words, 2, backend="shm"):
+        torch.testing.assert_close(mine, train_words(words(), slice(12)))
+
+
 def ddp_that_fails(rank):
     model = DistributedDataParallel(network())
     x, y = share(rank)

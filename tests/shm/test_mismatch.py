@@ -146,7 +146,8 @@ def refused(rank):
     for call in (
         lambda: dist.all_reduce(x, op=dist.ReduceOp.BAND),
         lambda: dist.all_gather([torch.ones(2), torch.ones(3)], x),
-        lambda: dist.all_reduce(torch.eye(3).to_sparse()),
+        lambda: dist.all_reduce(torch.eye(3).to_sparse_csr()),
+        lambda: dist.all_reduce(torch.eye(3).to_sparse(), op=dist.ReduceOp.MAX),
         lambda: dist.all_reduce(torch.ones(3, device="meta")),
     ):
         with pytest.raises(lockstep.UsageError) as caught:
@@ -156,8 +157,9 @@ def refused(rank):
 
 
 def test_what_cannot_be_done_says_what_to_write():
-    for band, sizes, sparse, device in run_ranks(refused, 2, backend="shm"):
+    for band, sizes, csr, largest, device in run_ranks(refused, 2, backend="shm"):
         assert "shm has no BAND of float32 tensors" in band
         assert "tensor 0 of the list has 2 elements" in sizes
-        assert "to_dense" in sparse
+        assert "layout torch.sparse_csr" in csr
+        assert "to_dense" in largest
         assert 'init_process_group("cpu:shm,cuda:nccl")' in device

@@ -14,6 +14,8 @@ class Segment:
         take: int | tuple[int, ...] | None,
         seconds: float,
         spins: int,
+        yields: int,
+        brief: bool,
         /,
     ) -> int: ...
     def send(self, peer: int, address: int, size: int, tag: int, dtype: int, seconds: float, spins: int, /) -> int: ...

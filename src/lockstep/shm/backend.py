@@ -20,7 +20,8 @@ from lockstep.shm import devices
 from lockstep.shm.member import Member
 from lockstep.shm.messages import Messages
 from lockstep.shm.segment import create
-from lockstep.shm.tensors import Tensors, plain
+from lockstep.shm.sparse import sparse_sum
+from lockstep.shm.tensors import Tensors, plain, small
 from lockstep.shm.work import Finished, Job, Lane, Pending
 
 NOTHING = Finished([])
@@ -57,13 +58,15 @@ class SharedMemoryGroup(dist.ProcessGroup):
         opts = c10d.AllreduceOptions() if opts is None else opts
         if not tensors[0].is_cpu:
             return self._elsewhere(tensors[0], "allreduce", tensors, opts)
+        if any(x.layout is not torch.strided for x in tensors):
+            return self._do(sparse_sum(self._tensors, tensors, opts.reduceOp.op), opts, tensors)
         op = self._tensors.operation(tensors[0], opts.reduceOp)
 
-        def job(in_caller: bool) -> None:
+        def job(pace: int) -> None:
             for x in tensors:
-                self._tensors.reduce(in_caller, agreed.ALL_REDUCE, x, op, 0)
+                self._tensors.reduce(pace, agreed.ALL_REDUCE, x, op, 0)
 
-        return self._do(job, opts, tensors)
+        return self._do(job, opts, tensors, small=small(tensors))
 
     allreduce_coalesced = allreduce
 
@@ -73,10 +76,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
             return self._elsewhere(tensors[0], "reduce", tensors, opts)
         op, root = self._tensors.operation(tensors[0], opts.reduceOp), opts.rootRank
 
-        def job(in_caller: bool) -> None:
-            self._tensors.reduce(in_caller, agreed.REDUCE, tensors[0], op, root)
+        def job(pace: int) -> None:
+            self._tensors.reduce(pace, agreed.REDUCE, tensors[0], op, root)
 
-        return self._do(job, opts, tensors)
+        return self._do(job, opts, tensors, small=small(tensors))
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:  # type: ignore[override]
         """Reduce every rank's list, and give each rank the entry of its number."""
@@ -85,9 +88,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             return self._elsewhere(outputs[0], "reduce_scatter", outputs, inputs, opts)
         self._tensors.same_sizes(outputs[0], inputs[0], "reduce_scatter")
         op = self._tensors.operation(outputs[0], opts.reduceOp)
-        return self._do(
-            lambda in_caller: self._tensors.reduce_parts(in_caller, outputs[0], inputs[0], op), opts, outputs
-        )
+        return self._do(lambda pace: self._tensors.reduce_parts(pace, outputs[0], inputs[0], op), opts, outputs)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:  # noqa: A002
         """Reduce, and give each rank its part along the first dimension."""
@@ -104,10 +105,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
         for out, x in zip(outputs, inputs, strict=True):
             self._tensors.whole_multiple(out, x, "reduce_scatter")
 
-        def job(in_caller: bool) -> None:
+        def job(pace: int) -> None:
             for out, x in zip(outputs, inputs, strict=True):
                 self._tensors.reduce_parts(
-                    in_caller, out, plain(x).view(-1).chunk(self._size) if x.numel() else [x] * self._size, op
+                    pace, out, plain(x).view(-1).chunk(self._size) if x.numel() else [x] * self._size, op
                 )
 
         return self._do(job, opts, outputs)
@@ -122,14 +123,12 @@ class SharedMemoryGroup(dist.ProcessGroup):
             return self._elsewhere(tensors[0], "broadcast", tensors, opts)
         root = opts.rootRank
 
-        def job(in_caller: bool) -> None:
+        def job(pace: int) -> None:
             for x in tensors:
                 mine = self._rank == root
-                self._tensors.move(
-                    in_caller, agreed.BROADCAST, root, x, [x] if mine else None, None if mine else {root: x}
-                )
+                self._tensors.move(pace, agreed.BROADCAST, root, x, [x] if mine else None, None if mine else {root: x})
 
-        return self._do(job, opts, tensors)
+        return self._do(job, opts, tensors, small=small(tensors))
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:  # type: ignore[override]
         """Give every rank a list of what all have."""
@@ -143,11 +142,11 @@ class SharedMemoryGroup(dist.ProcessGroup):
         for out, x in zip(outputs, inputs, strict=True):
             self._tensors.same_sizes(x, out, "all_gather")
 
-        def job(in_caller: bool) -> None:
+        def job(pace: int) -> None:
             for out, x in zip(outputs, inputs, strict=True):
-                self._tensors.move(in_caller, agreed.ALL_GATHER, 0, x, [x], dict(enumerate(out)))
+                self._tensors.move(pace, agreed.ALL_GATHER, 0, x, [x], dict(enumerate(out)))
 
-        return self._do(job, opts, outputs[0])
+        return self._do(job, opts, outputs[0], small=small(inputs))
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:  # noqa: A002
         """Give every rank one tensor of what all have."""
@@ -163,15 +162,15 @@ class SharedMemoryGroup(dist.ProcessGroup):
         for out, x in zip(outputs, inputs, strict=True):
             self._tensors.whole_multiple(x, out, "all_gather")
 
-        def job(in_caller: bool) -> None:
+        def job(pace: int) -> None:
             for out, x in zip(outputs, inputs, strict=True):
                 whole = plain(out)
                 parts = dict(enumerate(self._tensors.equal_parts(whole)))
-                self._tensors.move(in_caller, agreed.ALL_GATHER, 0, x, [x], parts)
+                self._tensors.move(pace, agreed.ALL_GATHER, 0, x, [x], parts)
                 if whole is not out:
                     out.copy_(whole)
 
-        return self._do(job, opts, outputs)
+        return self._do(job, opts, outputs, small=small(inputs))
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
 
@@ -184,9 +183,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
         if self._rank == root:
             self._tensors.same_sizes(x, out, "gather")
         return self._do(
-            lambda in_caller: self._tensors.move(in_caller, agreed.GATHER, root, x, [x], dict(enumerate(out))),
+            lambda pace: self._tensors.move(pace, agreed.GATHER, root, x, [x], dict(enumerate(out))),
             opts,
             out,
+            small=small(inputs),
         )
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any) -> Any:  # type: ignore[override]
@@ -198,7 +198,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         if parts is not None:
             self._tensors.same_sizes(out, parts, "scatter")
         return self._do(
-            lambda in_caller: self._tensors.move(in_caller, agreed.SCATTER, root, out, parts, {root: out}),
+            lambda pace: self._tensors.move(pace, agreed.SCATTER, root, out, parts, {root: out}),
             opts,
             outputs,
         )
@@ -210,7 +210,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             return self._elsewhere(outputs[0], "alltoall", outputs, inputs, opts)
         self._tensors.one_for_each(outputs, "all_to_all")
         self._tensors.one_for_each(inputs, "all_to_all")
-        return self._do(lambda in_caller: self._tensors.exchange(in_caller, outputs, inputs), opts, outputs)
+        return self._do(lambda pace: self._tensors.exchange(pace, outputs, inputs), opts, outputs)
 
     def all_to_all_single(
         self,
@@ -227,9 +227,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
         self._tensors.splits(output, take)
         self._tensors.splits(input, give)
 
-        def job(in_caller: bool) -> None:
+        def job(pace: int) -> None:
             whole = plain(output)
-            self._tensors.exchange(in_caller, self._tensors.split(whole, take), self._tensors.split(plain(input), give))
+            self._tensors.exchange(pace, self._tensors.split(whole, take), self._tensors.split(plain(input), give))
             if whole is not output:
                 output.copy_(whole)
 
@@ -243,10 +243,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
         limit = opts.timeout.total_seconds()
         timeout = limit if limit > 0 else None
 
-        def job(in_caller: bool) -> None:
-            self._member.call(in_caller, agreed.BARRIER, 0, 0, 0, 0, 1, 0, 0, timeout=timeout)
+        def job(pace: int) -> None:
+            self._member.call(pace, agreed.BARRIER, 0, 0, 0, 0, 1, 0, 0, timeout=timeout)
 
-        return self._do(job, opts, [])
+        return self._do(job, opts, [], small=True)
 
     # Messages
 
@@ -366,12 +366,14 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     # How it is done
 
-    def _do(self, job: Job, opts: Any, result: list[Tensor]) -> Any:
-        """Do it now or later, as the caller wants it."""
+    def _do(self, job: Job, opts: Any, result: list[Tensor], *, small: bool = False) -> Any:
+        """Do it now or later, as the caller wants it; a small one that is wanted later is begun at once."""
         if not self._open:
             raise UsageError(f"{self._member.who}: this process group has been destroyed.")
-        if opts.asyncOp or self._coalescing is not None:
+        if self._coalescing is not None:
             return self._collect(self._lane.later(job, result))
+        if opts.asyncOp:
+            return self._lane.soon(job, result) if small else self._lane.later(job, result)
         self._lane.now(job)
         return NOTHING
 

@@ -78,19 +78,22 @@ static bool read_counts(const struct group *g, PyObject *x, uint64_t *to) {
 }
 
 PyDoc_STRVAR(run_doc,
-             "run(kind, op, type, root, count, width, ins, outs, give, take, seconds, spins) -> 0, or outcome + 256 * (culprit + 1)\n\n"
+             "run(kind, op, type, root, count, width, ins, outs, give, take, seconds, spins, yields, brief) -> 0, or outcome + 256 * (culprit + 1)\n\n"
              "One collective. `ins` and `outs` are addresses by rank (a tuple; 0 for none), or one for ALL_REDUCE and REDUCE.\n"
-             "`give` and `take` are elements by rank (a tuple or one number for all); `count` is compared between ranks.");
+             "`give` and `take` are elements by rank (a tuple or one number for all); `count` is compared between ranks.\n"
+             "A brief call does not sleep. After outcome 7 (begun) the next call must be the same again; 8: it takes several rounds, nothing is done.");
 
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     struct group *g = &((Segment *)self)->group;
     struct job job;
     struct patience p;
-    int kind, op, type, root;
+    int kind, op, type, root, brief;
     size_t count;
-    if (!arity(n, 12, "run")) return NULL;
+    if (!arity(n, 14, "run")) return NULL;
     if (!read_int(args[0], &kind) || !read_int(args[1], &op) || !read_int(args[2], &type) || !read_int(args[3], &root)) return NULL;
     if (!read_size(args[4], &count) || !read_size(args[5], &job.width) || !read_patience(args[10], args[11], &p)) return NULL;
+    if (!read_int(args[12], &p.yields) || !read_int(args[13], &brief)) return NULL;
+    p.brief = brief != 0;
     memset(job.in, 0, sizeof(char *) * (size_t)g->size);
     memset(job.out, 0, sizeof(char *) * (size_t)g->size);
     if (!read_addresses(g, args[6], (void **)job.in) || !read_addresses(g, args[7], (void **)job.out)) return NULL;

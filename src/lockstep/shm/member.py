@@ -5,13 +5,22 @@ import threading
 
 from lockstep.errors import LateRankError, LockstepError, LostRankError, MismatchError
 from lockstep.shm.agreement import describe, say_difference
+from lockstep.shm.pace import AT_ONCE, UnfinishedError
 from lockstep.shm.segment import Meeting
 
 MISMATCH, LATE, LOST, LEFT, STOPPED = 1, 2, 3, 4, 5
+PENDING, TOO_LARGE = 7, 8
+_UNFINISHED = (PENDING, TOO_LARGE)
 STAYS, LEFT_IN_ORDER, GAVE_UP = 0, 1, 2
 
 SPINS = 3000
 """Looks at a peer's counter before sleeping, about 0.1 ms: what a message takes at most if nobody is late."""
+
+YIELDS = 4000
+"""Looks after that, of which each leaves the core to whoever else wants it: 1 ms or more.
+
+To be woken takes longer than most ranks are late, where cores are virtual.
+"""
 
 SPINS_BESIDE = 100
 """The same for a thread that works beside its caller, which needs the core for something better."""
@@ -35,7 +44,9 @@ class Member:
         self._failure: LockstepError | None = None
         self._closed = threading.Lock()
         crowded = len(names) > len(os.sched_getaffinity(0))
-        self._spins = (SPINS_BESIDE, SPINS_BESIDE if crowded else SPINS)
+        patient = SPINS_BESIDE if crowded else SPINS
+        self._spins = (SPINS_BESIDE, patient, 0, patient)  # by pace
+        self._yields = (0, 0 if crowded else YIELDS, 0, 0)
 
     @property
     def who(self) -> str:
@@ -47,7 +58,7 @@ class Member:
 
     def call(
         self,
-        in_caller: bool,
+        pace: int,
         kind: int,
         op: int,
         type_: int,
@@ -66,39 +77,44 @@ class Member:
             MismatchError: Ranks brought different calls, on every rank; the group is as good as before.
             LateRankError: A rank did not come in time.
             LostRankError: A rank died or left. After this and the one before, the group is of no use any more.
+            UnfinishedError: The pace is not one that waits.
         """
         if self._failure is not None:
             raise self._again()
         seconds = self.timeout if timeout is None else timeout
-        number, self._calls = self._calls, self._calls + 1
+        number = self._calls
         try:
             verdict = self.core.run(
-                kind, op, type_, root, count, width, ins, outs, give, take, seconds, self._spins[in_caller]
+                *(kind, op, type_, root, count, width, ins, outs, give, take),
+                *(seconds, self._spins[pace], self._yields[pace], pace >= AT_ONCE),
             )
         except BaseException:  # a signal's handler raised, Ctrl-C for one
             self.core.leave(GAVE_UP)
             self._failure = LostRankError(f"{self.who} was interrupted in collective number {number}.")
             raise
+        if verdict in _UNFINISHED:
+            raise UnfinishedError(begun=verdict == PENDING)
+        self._calls += 1
         if verdict:
             what = f"{describe((number, kind, op, type_, self._names[root], count))}, collective number {number}"
             raise self._explain(verdict & 255, (verdict >> 8) - 1, what, seconds)
 
-    def send(self, in_caller: bool, peer: int, address: int, size: int, tag: int, number: int) -> None:
+    def send(self, pace: int, peer: int, address: int, size: int, tag: int, number: int) -> None:
         """Send one message; `number` stands for its dtype."""
-        verdict = self.core.send(peer, address, size, tag, number, self.timeout, self._spins[in_caller])
+        verdict = self.core.send(peer, address, size, tag, number, self.timeout, self._spins[pace])
         self._raise_for_message(verdict, f"send to rank {self._names[peer]}")
 
-    def open(self, in_caller: bool, peer: int) -> tuple[int, int, int]:
+    def open(self, pace: int, peer: int) -> tuple[int, int, int]:
         """Bytes, tag and dtype of the next message from ``peer``."""
-        found = self.core.open(peer, self.timeout, self._spins[in_caller])
+        found = self.core.open(peer, self.timeout, self._spins[pace])
         if isinstance(found, int):
             self._raise_for_message(found, f"recv from rank {self._names[peer]}")
             raise AssertionError("an opened message has an envelope")
         return found
 
-    def read(self, in_caller: bool, peer: int, address: int, size: int) -> None:
+    def read(self, pace: int, peer: int, address: int, size: int) -> None:
         """Take the bytes of the message that was opened."""
-        verdict = self.core.read(peer, address, size, self.timeout, self._spins[in_caller])
+        verdict = self.core.read(peer, address, size, self.timeout, self._spins[pace])
         self._raise_for_message(verdict, f"recv from rank {self._names[peer]}")
 
     def find_mail(self) -> int:

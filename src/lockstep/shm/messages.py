@@ -34,8 +34,8 @@ class Messages:
         flat = x.detach().contiguous()
         size, number = flat.numel() * flat.element_size(), NUMBERS.get(x.dtype, UNKNOWN)
 
-        def job(in_caller: bool) -> None:
-            self._member.send(in_caller, peer, flat.data_ptr(), size, tag, number)
+        def job(pace: int) -> None:
+            self._member.send(pace, peer, flat.data_ptr(), size, tag, number)
 
         lane = self._out[peer]
         if lane.idle() and self._member.core.room(peer) >= size + _ENVELOPE:
@@ -46,8 +46,8 @@ class Messages:
     def receive(self, x: Tensor, peer: int, tag: int) -> Finished | Pending:
         """Fill ``x`` with the next message from ``peer`` that has the tag."""
 
-        def job(in_caller: bool) -> None:
-            self._receive(in_caller, x, peer, tag)
+        def job(pace: int) -> None:
+            self._receive(pace, x, peer, tag)
 
         lane = self._in[peer]
         here = self._member.core.arrived(peer) >= x.numel() * x.element_size() + _ENVELOPE
@@ -58,15 +58,15 @@ class Messages:
 
     def receive_any(self, x: Tensor, tag: int) -> Pending:
         """Fill ``x`` with the next message from anybody that has the tag."""
-        return self._any.later(lambda in_caller: self._receive_any(in_caller, x, tag), [x])
+        return self._any.later(lambda pace: self._receive_any(pace, x, tag), [x])
 
     def close(self, timeout: float) -> None:
         """End the threads."""
         for lane in (*self._out, *self._in, self._any):
             lane.close(timeout)
 
-    def _receive(self, in_caller: bool, x: Tensor, peer: int, tag: int) -> None:
-        while not (self._take_kept(x, peer, tag) or self._take_next(in_caller, x, peer, tag)):
+    def _receive(self, pace: int, x: Tensor, peer: int, tag: int) -> None:
+        while not (self._take_kept(x, peer, tag) or self._take_next(pace, x, peer, tag)):
             pass
 
     def _take_kept(self, x: Tensor, peer: int, tag: int) -> bool:
@@ -79,15 +79,15 @@ class Messages:
                 return True
         return False
 
-    def _take_next(self, in_caller: bool, x: Tensor, peer: int, tag: int) -> bool:
+    def _take_next(self, pace: int, x: Tensor, peer: int, tag: int) -> bool:
         """Take the next message off the ring: into ``x`` if it is meant for it, else aside."""
-        size, found, number = self._member.open(in_caller, peer)
+        size, found, number = self._member.open(pace, peer)
         fits = found == tag and size == x.numel() * x.element_size() and number == NUMBERS.get(x.dtype, UNKNOWN)
         if fits and x.is_contiguous():
-            self._member.read(in_caller, peer, x.data_ptr(), size)
+            self._member.read(pace, peer, x.data_ptr(), size)
             return True
         raw = torch.empty(size, dtype=torch.uint8)
-        self._member.read(in_caller, peer, raw.data_ptr(), size)
+        self._member.read(pace, peer, raw.data_ptr(), size)
         self._kept[peer].append((found, number, raw))
         return False
 
@@ -99,14 +99,14 @@ class Messages:
                 f"{size} bytes of {sent}. Give recv a tensor of the shape and dtype that is sent."
             )
 
-    def _receive_any(self, in_caller: bool, x: Tensor, tag: int) -> int:
+    def _receive_any(self, pace: int, x: Tensor, tag: int) -> int:
         while True:
             for peer, lane in enumerate(self._in):
                 if (self._kept[peer] or self._member.core.arrived(peer)) and lane.turn.acquire(blocking=False):
                     try:
                         if self._take_kept(x, peer, tag):
                             return peer
-                        if self._member.core.arrived(peer) and self._take_next(in_caller, x, peer, tag):
+                        if self._member.core.arrived(peer) and self._take_next(pace, x, peer, tag):
                             return peer
                     finally:
                         lane.turn.release()

@@ -6,6 +6,9 @@
  *   reduce_large every rank reduces its slice of a chunk; three stages of three chunks overlap        all_reduce, reduce
  *
  * In the first round of each, ranks compare what they were called with. All of them see all words, so all come to the same verdict.
+ *
+ * What takes a single round can be begun and finished in two calls: once a rank has posted, the others need nothing more from it, and its own
+ * board and theirs stay as they are until it posts again.
  */
 #ifndef LOCKSTEP_ROUNDS_H
 #define LOCKSTEP_ROUNDS_H
@@ -24,10 +27,11 @@ struct job {
     uint64_t give[MOST_RANKS], take[MOST_RANKS]; /* all_to_all: elements for and from each rank */
 };
 
-/* Reducing a message at once costs every rank all the arithmetic but only one round. */
-static const size_t SMALL = 32 * 1024;
-
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Reducing a message at once costs every rank all the arithmetic and the reading of all that the others have, but only one round. Two ranks
+ * read as much from each other one way as the other. */
+static size_t most_at_once(const struct group *g) { return g->size == 2 ? g->chunk : smaller(32 * 1024, g->chunk); }
 
 static char *next_board(const struct group *g) { return board_of(g, g->rank, g->posted + 1); }
 
@@ -61,7 +65,9 @@ static enum outcome compare_words(const struct group *g, const struct job *job) 
 
 /* End a round; the first one of a call also compares. */
 static enum outcome end_round(struct group *g, struct patience *p, const struct job *job, bool first) {
-    enum outcome why = post_and_wait(g, p);
+    if (!g->pending) post(g);
+    enum outcome why = wait_for_posts(g, p);
+    g->pending = why == PENDING;
     return why == DONE && first ? compare_words(g, job) : why;
 }
 
@@ -70,8 +76,8 @@ static enum outcome publish(struct group *g, struct patience *p, const struct jo
     const char *mine = job->in[g->rank];
     do {
         size_t n = smaller(bytes - at, g->chunk);
-        if (at == 0) write_words(g, job);
-        if (mine) memcpy(front_of(g, next_board(g)), mine + at, n);
+        if (at == 0 && !g->pending) write_words(g, job);
+        if (mine && !g->pending) memcpy(front_of(g, next_board(g)), mine + at, n);
         enum outcome why = end_round(g, p, job, at == 0);
         if (why != DONE) return why;
         for (int from = 0; from < g->size; from++) {
@@ -151,8 +157,10 @@ static bool wants_result(const struct group *g, const struct job *job) {
 
 static enum outcome reduce_small(struct group *g, struct patience *p, const struct job *job) {
     const char *sources[MOST_RANKS];
-    write_words(g, job);
-    memcpy(front_of(g, next_board(g)), job->in[0], job->words.count * job->width);
+    if (!g->pending) {
+        write_words(g, job);
+        memcpy(front_of(g, next_board(g)), job->in[0], job->words.count * job->width);
+    }
     enum outcome why = end_round(g, p, job, true);
     if (why != DONE || !wants_result(g, job)) return why;
     for (int rank = 0; rank < g->size; rank++) sources[rank] = rank == g->rank ? job->in[0] : front_of(g, shown_by(g, rank));
@@ -222,11 +230,26 @@ static enum outcome reduce_large(struct group *g, struct patience *p, const stru
     return DONE;
 }
 
-static enum outcome run_job(struct group *g, struct patience *p, struct job *job) {
-    job->words.sequence = g->sequence++;
+static bool at_once(const struct group *g, const struct job *job) {
+    size_t bytes = job->words.count * job->width;
     switch ((enum kind)job->words.kind) {
         case ALL_REDUCE:
-        case REDUCE: return job->words.count * job->width <= smaller(SMALL, g->chunk) ? reduce_small(g, p, job) : reduce_large(g, p, job);
+        case REDUCE: return bytes <= most_at_once(g);
+        case REDUCE_SCATTER:
+        case SCATTER:
+        case ALL_TO_ALL: return false;
+        default: return bytes <= g->chunk;
+    }
+}
+
+/* A brief call may give PENDING: the rank's own part is out, and the next call must be for the same job; or TOO_LARGE: nothing has been done,
+ * since the job takes more than a round. */
+static enum outcome run_job(struct group *g, struct patience *p, struct job *job) {
+    if (p->brief && !at_once(g, job)) return TOO_LARGE;
+    if (!g->pending) job->words.sequence = g->sequence++;
+    switch ((enum kind)job->words.kind) {
+        case ALL_REDUCE:
+        case REDUCE: return at_once(g, job) ? reduce_small(g, p, job) : reduce_large(g, p, job);
         case REDUCE_SCATTER:
         case SCATTER:
         case ALL_TO_ALL: return hand_out(g, p, job);

@@ -71,6 +71,7 @@ struct group {
     size_t board_bytes, channel_bytes;
     uint32_t posted;             /* this rank's counter */
     uint64_t sequence;           /* collectives so far */
+    bool pending;                /* this rank has posted its part of a collective, and has yet to take the others' */
     int watch[MOST_RANKS];       /* a pidfd per peer: readable once the process is dead */
     _Atomic bool stop;           /* set by another thread of this process: every wait ends */
 };

@@ -11,6 +11,7 @@ from lockstep.errors import UsageError
 from lockstep.shm import agreement as agreed
 from lockstep.shm.agreement import NUMBERS, REDUCTIONS, UNKNOWN
 from lockstep.shm.member import Member
+from lockstep.shm.segment import CHUNK
 
 Operation = tuple[agreed.Reduction, Any]
 """The core's numbers, and a factor for every input if there is one."""
@@ -21,6 +22,11 @@ def plain(x: Tensor) -> Tensor:
     return (
         x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else x.contiguous().resolve_conj().resolve_neg()
     )
+
+
+def small(tensors: Sequence[Tensor]) -> bool:
+    """Whether a collective may be a single message that goes out at once; the core knows whether it is."""
+    return len(tensors) == 1 and tensors[0].numel() * tensors[0].element_size() <= CHUNK
 
 
 class Tensors:
@@ -41,12 +47,12 @@ class Tensors:
             raise agreed.refuse_reduction(x.dtype, name, self.member.who)
         return found, op.__getstate__()[1] if name == dist.ReduceOp.PREMUL_SUM else None
 
-    def reduce(self, in_caller: bool, kind: int, x: Tensor, op: Operation, root: int) -> None:
+    def reduce(self, pace: int, kind: int, x: Tensor, op: Operation, root: int) -> None:
         (number, type_, each), factor = op
         flat = plain(x)
         source = flat if factor is None else flat * factor
         self.member.call(
-            in_caller,
+            pace,
             kind,
             number,
             type_,
@@ -59,13 +65,13 @@ class Tensors:
         if flat is not x and (kind == agreed.ALL_REDUCE or root == self.rank):
             x.copy_(flat)
 
-    def reduce_parts(self, in_caller: bool, out: Tensor, parts: Sequence[Tensor], op: Operation) -> None:
+    def reduce_parts(self, pace: int, out: Tensor, parts: Sequence[Tensor], op: Operation) -> None:
         (number, type_, each), factor = op
         sources = [plain(part) if factor is None else plain(part) * factor for part in parts]
         flat = plain(out)
         count = flat.numel() * each
         self.member.call(
-            in_caller,
+            pace,
             agreed.REDUCE_SCATTER,
             number,
             type_,
@@ -82,7 +88,7 @@ class Tensors:
 
     def move(
         self,
-        in_caller: bool,
+        pace: int,
         kind: int,
         root: int,
         like: Tensor,
@@ -95,7 +101,7 @@ class Tensors:
         count = like.numel()
         alone = kind != agreed.SCATTER and sources
         self.member.call(
-            in_caller,
+            pace,
             kind,
             0,
             NUMBERS.get(like.dtype, UNKNOWN),
@@ -111,10 +117,16 @@ class Tensors:
             if outs and target is not outs[rank]:
                 outs[rank].copy_(target)
 
-    def exchange(self, in_caller: bool, outs: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+    def line_up(self, pace: int, x: Tensor) -> list[Tensor]:
+        """Every rank's ``x``, by rank."""
+        out = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        self.move(pace, agreed.ALL_GATHER, 0, x, [x], dict(enumerate(out)))
+        return out
+
+    def exchange(self, pace: int, outs: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
         sources, targets = [plain(part) for part in parts], [plain(out) for out in outs]
         self.member.call(
-            in_caller,
+            pace,
             agreed.ALL_TO_ALL,
             0,
             NUMBERS.get(outs[0].dtype, UNKNOWN),

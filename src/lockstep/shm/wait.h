@@ -1,4 +1,4 @@
-/* Posting and waiting: spin for a moment, then sleep in the kernel, and look around now and then.
+/* Posting and waiting: spin for a moment, yield for another, then sleep in the kernel, and look around now and then.
  *
  * A wait ends when what it waits for is there, when a peer it needs is dead or has left, when time is up, when a signal's handler raised,
  * or when another thread of this process says stop. It never ends in nothing.
@@ -8,18 +8,21 @@
 
 #include <linux/futex.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "segment.h"
 
-enum outcome { DONE = 0, MISMATCH, LATE, LOST, LEFT, STOPPED, INTERRUPTED };
+enum outcome { DONE = 0, MISMATCH, LATE, LOST, LEFT, STOPPED, INTERRUPTED, PENDING, TOO_LARGE };
 
 /* How long one call may wait, and how. */
 struct patience {
     int64_t deadline;                     /* ns of the monotonic clock */
     int spins;                            /* looks before sleeping; few where ranks outnumber cores */
+    int yields;                           /* looks after these that leave the core to whoever else wants it */
+    bool brief;                           /* do not sleep: PENDING instead, and the same call is made again later */
     bool (*interrupted)(struct patience *); /* asked now and then while asleep */
     void *thread;                         /* for `interrupted` */
     int culprit;                          /* out: who is late, lost or left */
@@ -121,18 +124,30 @@ static inline enum outcome wait_for(struct group *g, struct patience *p, struct 
         if (has_reached(c, target)) return DONE;
         relax();
     }
+    for (int i = 0; i < p->yields; i++) {
+        if (has_reached(c, target)) return DONE;
+        sched_yield();
+    }
+    if (p->brief) return has_reached(c, target) ? DONE : PENDING;
     return sleep_until(g, p, c, target, peer, only);
 }
 
-/* End a round: post, and wait until all have posted as much. */
-static enum outcome post_and_wait(struct group *g, struct patience *p) {
-    raise_to(&seat_of(g, g->rank)->posts, ++g->posted);
+static void post(struct group *g) { raise_to(&seat_of(g, g->rank)->posts, ++g->posted); }
+
+/* Wait until all have posted as much as this rank. */
+static enum outcome wait_for_posts(struct group *g, struct patience *p) {
     for (int peer = 0; peer < g->size; peer++) {
         if (peer == g->rank) continue;
         enum outcome why = wait_for(g, p, &seat_of(g, peer)->posts, g->posted, peer, -1);
         if (why != DONE) return why;
     }
     return DONE;
+}
+
+/* End a round: post, and wait until all have posted as much. */
+static enum outcome post_and_wait(struct group *g, struct patience *p) {
+    post(g);
+    return wait_for_posts(g, p);
 }
 
 /* Tell those who wait for this rank that it will not come. */

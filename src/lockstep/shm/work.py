@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.futures import Future
 
 from lockstep.errors import LateRankError
+from lockstep.shm.pace import AT_ONCE, BESIDE, FOR_A_MOMENT, IN_CALLER, UnfinishedError
 
-Job = Callable[[bool], object]
-"""What is to be done; the argument says whether it is done in the caller's own thread."""
+Job = Callable[[int], object]
+"""What is to be done, at which pace (`lockstep.shm.pace`)."""
 
 
 class Finished(dist.Work):
@@ -58,10 +59,11 @@ class Finished(dist.Work):
 class Pending(dist.Work):
     """A call that goes on while the caller does something else."""
 
-    def __init__(self, job: Job, result: list[Tensor]) -> None:
+    def __init__(self, job: Job, result: list[Tensor], lane: "Lane") -> None:
         super().__init__()
-        self._job, self._result = job, result
+        self._job, self._result, self._lane = job, result, lane
         self._error: BaseException | None = None
+        self.begun = False
         self._source = -1
         self._running = threading.Lock()
         self._running.acquire()
@@ -69,14 +71,18 @@ class Pending(dist.Work):
         self._done = False
         self._signal: Future[Any] | None = None
 
-    def perform(self) -> None:
-        """Do it."""
+    def perform(self, pace: int) -> bool:
+        """Do it, or as much of it as the pace allows; say whether it is over."""
         try:
-            found = self._job(False)
+            found = self._job(pace)
             self._source = found if isinstance(found, int) else -1
+        except UnfinishedError as unfinished:
+            self.begun = unfinished.begun
+            return False
         except BaseException as error:
             self._error = error
         del self._job
+        return True
 
     def announce(self) -> None:
         """Tell whoever waits that it is done."""
@@ -96,14 +102,22 @@ class Pending(dist.Work):
         """
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         if not self._done:
+            if seconds > 0:
+                self._lane.hand_over(self)
+            else:
+                self._lane.go_on(self, IN_CALLER)
             if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
                 raise LateRankError(
                     f"work.wait(): the call is not over after {seconds:g} s. It goes on; wait again, or longer."
                 )
             self._running.release()
-        if self._error is not None:
-            raise self._error
+        self.raise_error()
         return True
+
+    def raise_error(self, kind: type[BaseException] | tuple[type[BaseException], ...] = BaseException) -> None:
+        """Raise what went wrong, if that is of a kind."""
+        if isinstance(self._error, kind):
+            raise self._error
 
     def synchronize(self) -> None:
         """Wait, as torch calls it for devices with streams."""
@@ -111,15 +125,17 @@ class Pending(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether it is over, well or not."""
+        if not self._done:
+            self._lane.go_on(self, AT_ONCE)
         return self._done
 
     def is_success(self) -> bool:
         """Whether it is over and went well."""
-        return self._done and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         """Give what went wrong, if anything did."""
-        return self._error
+        return self._error if self.is_completed() else None
 
     def result(self) -> list[Tensor]:
         """Give the tensors that are filled once it is over."""
@@ -137,6 +153,9 @@ class Pending(dist.Work):
         An error arrives in it as a RuntimeError with the class's name in its text: torch does not carry Python's
         classes through.
         """
+        if not self._done:
+            self._lane.go_on(self, FOR_A_MOMENT)
+            self._lane.hand_over(self)
         with self._guard:
             if self._signal is None:
                 self._signal = Future()
@@ -154,25 +173,35 @@ class Pending(dist.Work):
 class Lane:
     """Calls in the order in which they were made.
 
-    In the caller's thread if nothing is ahead of them, else in a thread of the lane's own.
+    In the caller's thread if nothing is ahead of them, else in a thread of the lane's own. A small call that need not
+    be over yet is only begun: this rank's part is out, so that no peer waits for it, and whoever has the next turn
+    finishes it, whether that is the caller when it waits, its next call, or the lane's thread.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.turn = threading.Lock()
-        self._queue: deque[Pending | None] = deque()
+        self._begun: Pending | None = None  # written by who has the turn
+        self._queue: deque[Pending | None] = deque()  # None: only what was begun
         self._filled = threading.Semaphore(0)
         self._ahead = 0
         self._count = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._ending = False
 
     def now(self, job: Job) -> None:
         """Do it, after what is ahead of it."""
         if not self._ahead and self.turn.acquire(blocking=False):
+            over = None
             try:
-                job(True)
+                over = self._settle(IN_CALLER)
+                if over is not None:
+                    over.raise_error((KeyboardInterrupt, SystemExit))
+                job(IN_CALLER)
             finally:
                 self.turn.release()
+                if over is not None:
+                    over.announce()
         else:
             self.later(job, []).wait()
 
@@ -180,36 +209,95 @@ class Lane:
         """Whether nothing is ahead."""
         return not self._ahead
 
+    def soon(self, job: Job, result: list[Tensor]) -> Pending:
+        """Begin it, if nothing is ahead of it and a single call of the core does it; else have it done."""
+        if not self._ahead and self.turn.acquire(blocking=False):
+            work, done, over = Pending(job, result, self), False, None
+            try:
+                over = self._settle(AT_ONCE)
+                if self._begun is None:
+                    done = work.perform(AT_ONCE)
+                    if work.begun:
+                        self._begun = work
+            finally:
+                self.turn.release()
+            for each in (over, work if done else None):
+                if each is not None:
+                    each.announce()
+            if done or work.begun:
+                return work
+        return self.later(job, result)
+
     def later(self, job: Job, result: list[Tensor]) -> Pending:
         """Have it done, and return at once."""
-        work = Pending(job, result)
+        work = Pending(job, result, self)
         with self._count:
             self._ahead += 1
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._go_on, name=self._name, daemon=True)
-                self._thread.start()
-            self._queue.append(work)
-        self._filled.release()
+        if self._begun is not None:
+            self._put(None)
+        self._put(work)
         return work
+
+    def go_on(self, work: Pending, pace: int) -> None:
+        """Go on with a call, if it was only begun and, unless there is all the time, nobody else is at it."""
+        over = None
+        if self._begun is work and self.turn.acquire(blocking=pace == IN_CALLER):
+            try:
+                if self._begun is work:
+                    over = self._settle(pace)
+            finally:
+                self.turn.release()
+        if over is not None:
+            over.announce()
+
+    def hand_over(self, work: Pending) -> None:
+        """Have a call that was only begun finished without its caller."""
+        if self._begun is work:
+            self._put(None)
 
     def close(self, timeout: float) -> None:
         """Let the thread end once it has done what is ahead."""
+        begun = self._begun
+        if begun is not None:
+            self.go_on(begun, IN_CALLER)
         if self._thread is not None:
-            self._queue.append(None)
+            self._ending = True
             self._filled.release()
             self._thread.join(timeout)
             self._thread = None
 
-    def _go_on(self) -> None:
+    def _settle(self, pace: int) -> Pending | None:
+        """With the turn: go on with what was begun; gives it if it is over, to be announced after the turn."""
+        begun = self._begun
+        if begun is None or not begun.perform(pace):
+            return None
+        self._begun = None
+        return begun
+
+    def _put(self, work: Pending | None) -> None:
+        with self._count:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                self._thread.start()
+            self._queue.append(work)
+        self._filled.release()
+
+    def _serve(self) -> None:
         while True:
             self._filled.acquire()
-            work = self._queue.popleft()
-            if work is None:
+            if not self._queue:
+                assert self._ending
                 return
+            work = self._queue.popleft()
             with self.turn:
-                work.perform()
+                over = self._settle(BESIDE)
+                if work is not None:
+                    work.perform(BESIDE)
             # Before anyone hears of it: who waited may then go on in its own thread.
-            with self._count:
-                self._ahead -= 1
-            work.announce()
-            del work
+            if work is not None:
+                with self._count:
+                    self._ahead -= 1
+            for each in (over, work):
+                if each is not None:
+                    each.announce()
+            del work, over, each
