@@ -96,5 +96,5 @@ def check_home(module: nn.Module, home: torch.device) -> None:
     more = f", and {len(elsewhere) - 1} more of {len(named)} are not there either" if len(elsewhere) > 1 else ""
     raise UsageError(
         f"{name} is on {device}{more}, but device_ids[0] is {home}, where DataParallel's module has to be: "
-        f"the others get their copies from there. Write model.to({str(home)!r}) first, or name {device} first in device_ids."
+        f"the others get their copies from there. Write model.to({str(home)!r}), or name {device} first in device_ids."
     )

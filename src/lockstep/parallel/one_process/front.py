@@ -17,6 +17,7 @@ from lockstep.parallel.one_process.devices import (
 )
 from lockstep.parallel.one_process.hints import say_once
 from lockstep.parallel.one_process.losses import WithLoss, mean_over
+from lockstep.parallel.one_process.meeting import run_met, seat_layers
 from lockstep.parallel.one_process.shells import make_replica
 from lockstep.parallel.one_process.split import join, split
 from lockstep.parallel.one_process.spread import spread
@@ -198,7 +199,9 @@ class _Keeper:
             found = [copies.refresh(parameters, buffers) for copies in self._copies[: len(devices) - 1]]
         rows = spread(masters, [[copies[id(master)] for master in masters] for copies in found])
         keys = [id(master) for master in masters]
-        return [make_replica(module, dict(zip(keys, row, strict=True))) for row in rows]
+        replicas = [make_replica(module, dict(zip(keys, row, strict=True))) for row in rows]
+        seat_layers(replicas)
+        return replicas
 
 
 def _run(
@@ -206,7 +209,7 @@ def _run(
 ) -> list[Any]:
     def work(place: int) -> Callable[[], Any]:
         given = inputs[place] if isinstance(inputs[place], (list, tuple)) else (inputs[place],)
-        return lambda: replicas[place](*given, **(kwargs[place] if kwargs else {}))
+        return lambda: run_met(replicas[place], place, given, kwargs[place] if kwargs else {})
 
     return run_all([work(place) for place in range(len(replicas))], devices)
 

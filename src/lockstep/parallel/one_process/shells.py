@@ -14,6 +14,17 @@ from torch import Tensor, nn
 from lockstep.errors import UsageError
 
 
+class _Listed(dict[str, Any]):
+    """The parameters of a replica, there to be listed: torch's replicas have none, and old models ask for the first.
+
+    ``in`` does not find them, so that a replica may assign to one (``self.weight += x``), which torch's replicas
+    can; a module takes parameters only.
+    """
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
 def make_replica(root: nn.Module, tensors: dict[int, Tensor]) -> nn.Module:
     """Give a module like ``root`` that computes with other parameters and buffers.
 
@@ -28,12 +39,12 @@ def make_replica(root: nn.Module, tensors: dict[int, Tensor]) -> nn.Module:
     for module in root.modules():
         _fill(shells[id(module)], module, shells, tensors)
     for module in root.modules():
-        compiled = module._modules.get("_orig_mod")
-        if compiled is not None:  # what torch.compile made would run the module itself
-            shells[id(module)] = shells[id(compiled)]
+        if "_orig_mod" in module._modules:  # what torch.compile made would run the module itself
+            shells[id(module)] = shells[id(module._modules["_orig_mod"])]
     for module in root.modules():
-        children = shells[id(module)]._modules
-        children.update({key: child and shells[id(child)] for key, child in module._modules.items()})
+        if "_orig_mod" not in module._modules:
+            children = shells[id(module)]._modules
+            children.update({key: child and shells[id(child)] for key, child in module._modules.items()})
     return shells[id(root)]
 
 
@@ -49,13 +60,11 @@ def _shell(module: nn.Module) -> nn.Module:
 
 def _fill(shell: nn.Module, module: nn.Module, shells: dict[int, nn.Module], tensors: dict[int, Tensor]) -> None:
     own = shell.__dict__
-    own["_parameters"], own["_buffers"], own["_modules"] = {}, dict(module._buffers), {}
+    own["_parameters"], own["_buffers"], own["_modules"] = _Listed(), dict(module._buffers), {}
     for key, parameter in module._parameters.items():
         stand_in: Any = None if parameter is None else tensors[id(parameter)]
-        if type(shell).__setattr__ is not nn.Module.__setattr__:
-            setattr(shell, key, stand_in)  # recurrent layers keep a list of their weights besides
-            own.pop(key, None)
-        own["_parameters"][key] = stand_in  # torch's replicas have no parameters; these have, as their module has
+        setattr(shell, key, stand_in)  # an attribute like any other; recurrent layers keep a list of them besides
+        own["_parameters"][key] = stand_in
     for key, buffer in module._buffers.items():
         own["_buffers"][key] = None if buffer is None else tensors[id(buffer)]
     for key, value in own.items():

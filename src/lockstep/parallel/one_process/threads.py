@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _push_mode
 
-from lockstep.errors import LockstepError
+from lockstep.errors import LostRankError
 
 
 class Modes:
@@ -86,7 +86,7 @@ def _raise_first(errors: Sequence[BaseException | None], devices: Sequence[torch
     if not raised:
         return
     # One that only waited for another in vain says less than that other.
-    place, error = min(raised, key=lambda item: (isinstance(item[1], LockstepError), item[0]))
+    place, error = min(raised, key=lambda item: (isinstance(item[1], LostRankError), item[0]))
     where = f"in replica {place} of {len(errors)}, on device {devices[place]}"
     if len(error.args) == 1 and isinstance(error.args[0], str):
         error.args = (f"{error.args[0]}\n({where})",)
