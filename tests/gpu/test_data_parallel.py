@@ -1,4 +1,4 @@
-"""DataParallel on GPUs, on one named twice where there is no second: what `parallel/one_process` shows on CPU, and streams."""
+"""DataParallel on GPUs, on one named twice where there is no second."""
 
 import copy
 

@@ -8,9 +8,9 @@ from torch import nn
 
 import lockstep
 from lockstep.parallel.one_process.copies import Copies
-from lockstep.parallel.one_process.shipping import _SMALL, differing
+from lockstep.parallel.one_process.shipping import _TINY, differing, sums
 
-LARGE = _SMALL // 8 + 3  # float64 values, more than are packed
+SIZES = [1, 7, _TINY // 8 + 1, _TINY + 1, 1 << 18]  # values; around what is tiny in some dtype
 
 
 def net():
@@ -217,7 +217,7 @@ def test_sparse_buffers_and_sparse_gradients():
     torch.testing.assert_close(module.embedding.weight.grad.to_dense(), plain.embedding.weight.grad.to_dense())
 
 
-@pytest.mark.parametrize("size", [1, 7, LARGE, 3 * LARGE])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.bool, torch.complex64])
 def test_a_change_of_one_value_anywhere_is_seen(size, dtype):
     these = [torch.ones(3, dtype=dtype), torch.ones(size, dtype=dtype)]
@@ -225,25 +225,26 @@ def test_a_change_of_one_value_anywhere_is_seen(size, dtype):
         those = [x.clone() for x in these]
         those[1].view(torch.uint8)[place * dtype.itemsize] ^= 1
 
-        assert differing(these, [x.clone() for x in these]) == [False, False]
-        assert differing(these, those)[1]
+        assert differing(these, sums([x.clone() for x in these])) == [False, False]
+        assert differing(these, sums(those))[1]
+        assert differing(these[1:], sums(those[1:])) == [True]
 
 
 def test_small_values_that_change_places_are_seen():
     x = torch.arange(100.0)
 
-    assert differing([x], [x.flip(0)]) == [True]
+    assert differing([x], sums([x.flip(0)])) == [True]
 
 
 def test_what_is_gone_from_the_module_is_not_kept():
     copies, tensors = Copies(torch.device("cpu")), [torch.ones(2), torch.ones(3)]
-    copies.refresh(tensors)
+    copies.refresh(tensors, [])
 
-    assert list(copies.refresh(tensors[:1])) == [id(tensors[0])]
+    assert list(copies.refresh(tensors[:1], [])) == [id(tensors[0])]
 
 
 def test_strides_are_kept():
     module = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    copies = Copies(torch.device("cpu")).refresh(list(module.parameters()))
+    copies = Copies(torch.device("cpu")).refresh(list(module.parameters()), [])
 
     assert copies[id(module.weight)].is_contiguous(memory_format=torch.channels_last)

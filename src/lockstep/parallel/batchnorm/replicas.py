@@ -23,7 +23,7 @@ _PATIENCE = 1800.0  # seconds, as for ranks; a replica that fails or ends is not
 class Moments(NamedTuple):
     """What a replica tells the others of its values."""
 
-    count: int  # per channel
+    values: int  # per channel
     mean: Tensor  # (C,)
     m2: Tensor  # (C,), squared deviations from it, summed
 
@@ -146,7 +146,7 @@ def batch_norm_over_replicas(
     dims, view = [0, *range(2, x.dim())], (1, -1, *[1] * (x.dim() - 2))
     wide = x.to(statistics_dtype(x))
     rows = seat.exchange(_measure(wide, dims, view))
-    everything = sum(row.count for row in rows)
+    everything = sum(row.values for row in rows)
     if everything == 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {list(x.shape)}, and one value per "
@@ -154,8 +154,9 @@ def batch_norm_over_replicas(
         )
     if everything == 0:
         return batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-    counts = wide.new_tensor([[row.count] for row in rows])
-    means, m2s = (torch.stack([moments[i].to(x.device) for moments in rows]) for i in (1, 2))
+    counts = wide.new_tensor([[row.values] for row in rows])
+    means = torch.stack([row.mean.to(x.device) for row in rows])
+    m2s = torch.stack([row.m2.to(x.device) for row in rows])
     total, mean, m2 = combine_moments(counts, means, m2s)
     if running is not None:
         with torch.no_grad():

@@ -1,12 +1,12 @@
 """The copies of parameters and buffers that a device keeps between steps; what changed is copied again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lockstep.parallel.one_process.shipping import differing, ship
+from lockstep.parallel.one_process.shipping import differing, ship, sums
 
 
 class _State(NamedTuple):
@@ -37,34 +37,47 @@ class Copies:
         self.device = device
         self.moved = 0
         self._kept: dict[int, _Kept] = {}
+        self._seen: tuple[list[tuple[int, int]], list[Tensor]] = ([], [])  # which copies, and their sums
 
-    def refresh(self, *groups: Sequence[Tensor]) -> dict[int, Tensor]:
+    def refresh(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> dict[int, Tensor]:
         """Give the copy of each tensor, by its id; those that are out of date are made anew.
 
         Never by writing to the old copy: a graph may still need it.
 
         Args:
-            groups: Tensors of the module. What shares a group with a small tensor that changed without telling is
-                copied with it, so parameters and buffers come in groups of their own.
+            parameters: Those of the module.
+            buffers: Those of the module.
         """
         with torch.inference_mode(False), torch.no_grad():
-            stale = [tensor for group in groups for tensor in self._stale(group)]
+            stale = [*self._stale(parameters, self._sums_seen), *self._stale(buffers, self._sums_now)]
             for tensor in stale:
                 self._kept.pop(id(tensor), None)  # its memory is free for the new one
             for tensor, copy in zip(stale, ship([t.detach() for t in stale], self.device), strict=True):
                 self._kept[id(tensor)] = _Kept(tensor, _state(tensor), copy, copy._version)
         self.moved = len(stale)
-        present = {id(tensor) for group in groups for tensor in group}
+        present = {id(tensor) for tensor in (*parameters, *buffers)}
         self._kept = {key: kept for key, kept in self._kept.items() if key in present}
         return {key: kept.copy for key, kept in self._kept.items()}
 
-    def _stale(self, group: Sequence[Tensor]) -> list[Tensor]:
+    def _stale(self, group: Sequence[Tensor], sums_of: Callable[[list[Tensor]], list[Tensor]]) -> list[Tensor]:
         unsure = [tensor for tensor in group if self._looks_current(tensor)]
         # Versions do not tell everything: optimizers of old write to p.data, and batch norm's kernels move running
-        # statistics, and neither counts. So what looks the same is compared, on each device by itself.
-        unlike = differing(unsure, [self._kept[id(tensor)].copy for tensor in unsure])
+        # statistics, and neither counts. So what looks the same is compared, by sums that each device makes by itself.
+        unlike = differing(unsure, sums_of([self._kept[id(tensor)].copy for tensor in unsure]))
         current = {id(tensor) for tensor, differs in zip(unsure, unlike, strict=True) if not differs}
         return [tensor for tensor in group if id(tensor) not in current]
+
+    def _sums_now(self, copies: list[Tensor]) -> list[Tensor]:
+        """Of copies that replicas write to without telling, as batch norm does."""
+        home = next(iter(self._kept.values())).master.device if self._kept else self.device
+        return [x.to(home) for x in sums(copies)]
+
+    def _sums_seen(self, copies: list[Tensor]) -> list[Tensor]:
+        """Of copies that nobody writes to without telling: made once; comparing then reads the module's side only."""
+        key = [(id(copy), copy._version) for copy in copies]
+        if key != self._seen[0]:
+            self._seen = key, self._sums_now(copies)
+        return self._seen[1]
 
     def _looks_current(self, tensor: Tensor) -> bool:
         kept = self._kept.get(id(tensor))

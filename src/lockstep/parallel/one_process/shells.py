@@ -35,17 +35,21 @@ def make_replica(root: nn.Module, tensors: dict[int, Tensor]) -> nn.Module:
     Raises:
         UsageError: A part of it is TorchScript, whose tensors cannot be exchanged.
     """
-    shells = {id(module): _shell(module) for module in root.modules()}
+    # What torch.compile makes hands everything to the module inside it, so in a replica that one stands for both.
+    modules = [module for module in root.modules() if _compiled(module) is None]
+    shells = {id(module): _shell(module) for module in modules}
     for module in root.modules():
+        inner = module
+        while (inside := _compiled(inner)) is not None:
+            inner = inside
+        shells[id(module)] = shells[id(inner)]
+    for module in modules:
         _fill(shells[id(module)], module, shells, tensors)
-    for module in root.modules():
-        if "_orig_mod" in module._modules:  # what torch.compile made would run the module itself
-            shells[id(module)] = shells[id(module._modules["_orig_mod"])]
-    for module in root.modules():
-        if "_orig_mod" not in module._modules:
-            children = shells[id(module)]._modules
-            children.update({key: child and shells[id(child)] for key, child in module._modules.items()})
     return shells[id(root)]
+
+
+def _compiled(module: nn.Module) -> nn.Module | None:
+    return dict(module._modules).get("_orig_mod")  # TorchScript has no dict there
 
 
 def _shell(module: nn.Module) -> nn.Module:
@@ -60,13 +64,15 @@ def _shell(module: nn.Module) -> nn.Module:
 
 def _fill(shell: nn.Module, module: nn.Module, shells: dict[int, nn.Module], tensors: dict[int, Tensor]) -> None:
     own = shell.__dict__
-    own["_parameters"], own["_buffers"], own["_modules"] = _Listed(), dict(module._buffers), {}
+    own["_parameters"], own["_buffers"], own["_modules"] = _Listed(), dict(module._buffers), dict(module._modules)
     for key, parameter in module._parameters.items():
         stand_in: Any = None if parameter is None else tensors[id(parameter)]
         setattr(shell, key, stand_in)  # an attribute like any other; recurrent layers keep a list of them besides
         own["_parameters"][key] = stand_in
     for key, buffer in module._buffers.items():
         own["_buffers"][key] = None if buffer is None else tensors[id(buffer)]
+    for key, child in module._modules.items():
+        own["_modules"][key] = None if child is None else shells[id(child)]
     for key, value in own.items():
         # `self.forward = self._forward_slowly` is bound to the module, whose parameters are on another device.
         if isinstance(value, MethodType) and id(value.__self__) in shells:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Up to here a message of its own costs more than packing, and so does a kernel of its own to look at it.
-_SMALL = 1 << 18  # bytes
+_SMALL = 1 << 18  # bytes; up to here a message of its own costs more than packing
+_TINY = 1 << 14  # bytes; up to here a kernel of its own to look at it costs more than packing
 _BLOCK = 1024  # words in a block that is summed; 8 KiB
 
 
@@ -25,42 +25,41 @@ def ship(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         pack = torch.cat([tensor.reshape(-1) for tensor in some]).to(device, non_blocking=True)
         there = [torch.empty_like(tensor, device=device) for tensor in some]
         # Views of the pack would share one version counter, and a write to one would count as a write to all.
-        pieces = pack.split([tensor.numel() for tensor in some])
+        pieces = torch.split(pack, [tensor.numel() for tensor in some])
         torch._foreach_copy_(there, [piece.view_as(tensor) for piece, tensor in zip(pieces, some, strict=True)])
         sent.update(zip(places, there, strict=True))
     return [sent[place] for place in range(len(tensors))]
 
 
-def differing(these: Sequence[Tensor], those: Sequence[Tensor]) -> list[bool]:
-    """Say of each pair whether the values differ; small ones count as one, and differ together.
-
-    Each device looks at its own, and only sums travel.
+def sums(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Give sums over all bits: of tiny tensors together, then of each other one.
 
     Args:
-        these: Tensors of one device, strided.
-        those: As many of the same shapes and dtypes, of one device.
+        tensors: Of one device, strided.
+
+    Returns:
+        Sums, 1-D, int64, on that device.
     """
-    if not these:
+    if not tensors:
         return []
-    here, there = _sums(these), _sums(those)
-    sizes = [x.numel() for x in here]
-    pairs = zip(here, torch.cat(there).to(here[0].device).split(sizes), strict=True)
-    unlike = iter(torch.stack([(a != b).any() for a, b in pairs]).tolist())
-    small = next(unlike)
-    return [next(unlike) if tensor.nbytes > _SMALL else small for tensor in these]
+    none = _bits(tensors[0])[:0]
+    tiny = torch.cat([none, *(_bits(tensor) for tensor in tensors if tensor.nbytes <= _TINY)])
+    return [_weighted(tiny), *(_in_blocks(_bits(tensor)) for tensor in tensors if tensor.nbytes > _TINY)]
 
 
-def _sums(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Of all small tensors together, then of each large one: sums over its bits, 1-D, int64."""
-    packed = torch.cat([_bits(tensor) for tensor in tensors if tensor.nbytes <= _SMALL] or [_bits(tensors[0])[:0]])
-    found = [_weighted(packed)]
-    for tensor in tensors:
-        if tensor.nbytes > _SMALL:
-            bits = _bits(tensor)
-            blocks = bits.numel() // (8 * _BLOCK)
-            head, tail = bits.split([8 * _BLOCK * blocks, bits.numel() - 8 * _BLOCK * blocks])
-            found.append(torch.cat([head.view(torch.int64).view(blocks, _BLOCK).sum(1), _weighted(tail)]))
-    return found
+def differing(tensors: Sequence[Tensor], before: Sequence[Tensor]) -> list[bool]:
+    """Say which tensors do not have the values any more that they had; tiny ones differ together.
+
+    Args:
+        tensors: As `sums` takes them.
+        before: The `sums` of as many tensors of the same shapes and dtypes, on the device of ``tensors``.
+    """
+    now = sums(tensors)
+    if not now or torch.equal(torch.cat(now), torch.cat(list(before))):
+        return [False] * len(tensors)
+    tiny, *others = (not torch.equal(a, b) for a, b in zip(now, before, strict=True))
+    rest = iter(others)
+    return [next(rest) if x.nbytes > _TINY else tiny for x in tensors]
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -71,4 +70,11 @@ def _bits(tensor: Tensor) -> Tensor:
 def _weighted(bits: Tensor) -> Tensor:
     """One sum in which every word counts by its place."""
     words = torch.cat([bits, bits.new_zeros(-bits.numel() % 8)]).view(torch.int64)
-    return (words * torch.arange(1, 2 * words.numel(), 2, device=bits.device)).sum().view(1)
+    return (words * (2 * torch.arange(words.numel(), device=bits.device) + 1)).sum().view(1)
+
+
+def _in_blocks(bits: Tensor) -> Tensor:
+    blocks = bits.numel() // (8 * _BLOCK)
+    head = bits[: 8 * _BLOCK * blocks].view(torch.int64).view(blocks, _BLOCK).sum(1)
+    tail = bits[8 * _BLOCK * blocks :]
+    return torch.cat([head, _weighted(tail)]) if tail.numel() else head
