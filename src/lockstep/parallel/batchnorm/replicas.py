@@ -15,7 +15,6 @@ from torch.nn.functional import batch_norm
 from lockstep.errors import LateRankError, LostRankError, MismatchError, UsageError
 from lockstep.parallel.batchnorm.function import Running, learn
 from lockstep.parallel.batchnorm.kernels import statistics_dtype
-from lockstep.parallel.batchnorm.moments import combine_moments
 
 _PATIENCE = 1800.0  # seconds, as for ranks; a replica that fails or ends is noticed at once
 
@@ -25,7 +24,7 @@ class Moments(NamedTuple):
 
     values: int  # per channel
     mean: Tensor  # (C,)
-    m2: Tensor  # (C,), squared deviations from it, summed
+    variance: Tensor  # (C,), mean squared deviation from it
 
 
 class Meeting:
@@ -102,7 +101,10 @@ class Seat:
             return self._repeat(moments)
         rows = self._meeting.exchange(self._place, self._layer, moments)
         # Without their graphs, which hold this object in their turn.
-        kept = [Moments(n, *(x.detach().requires_grad_(x.requires_grad) for x in (mean, m2))) for n, mean, m2 in rows]
+        kept = [
+            Moments(n, *(x.detach().requires_grad_(x.requires_grad) for x in (mean, variance)))
+            for n, mean, variance in rows
+        ]
         self._heard.append((torch.is_grad_enabled(), kept))
         return rows
 
@@ -154,14 +156,16 @@ def batch_norm_over_replicas(
         )
     if everything == 0:
         return batch_norm(x, None, None, weight, bias, True, 0.0, eps)
-    counts = wide.new_tensor([[row.values] for row in rows])
-    means = torch.stack([row.mean.to(x.device) for row in rows])
-    m2s = torch.stack([row.m2.to(x.device) for row in rows])
-    total, mean, m2 = combine_moments(counts, means, m2s)
+    # Chan's formula as in `moments.py`, which writes in place; these have gradients.
+    share = wide.new_tensor([[row.values / everything] for row in rows])  # (replicas, 1)
+    means = torch.stack([row.mean.to(x.device) for row in rows])  # (replicas, C)
+    variances = torch.stack([row.variance.to(x.device) for row in rows])
+    mean = (means * share).sum(0)
+    variance = (((means - mean).square() + variances) * share).sum(0)
     if running is not None:
         with torch.no_grad():
-            learn(running, mean, m2 / (total - 1))
-    scale = (m2 / total + eps).rsqrt()
+            learn(running, mean, variance * (everything / (everything - 1)))
+    scale = (variance + eps).rsqrt()
     if weight is not None:
         scale = scale * weight.to(scale.dtype)
     y = (wide - mean.view(view)) * scale.view(view)
@@ -175,4 +179,4 @@ def _measure(wide: Tensor, dims: list[int], view: tuple[int, ...]) -> Moments:
         none = wide.sum(dims)
         return Moments(0, none, none)
     mean = wide.mean(dims)
-    return Moments(wide.numel() // wide.shape[1], mean, (wide - mean.view(view)).square().sum(dims))
+    return Moments(wide.numel() // wide.shape[1], mean, (wide - mean.view(view)).square().mean(dims))
