@@ -15,6 +15,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 NAMES = [
     "DataLoader",
+    "DataParallel",
     "DistributedDataParallel",
     "DistributedSampler",
     "LateRankError",

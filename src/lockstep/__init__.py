@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lockstep.parallel.batchnorm import revert_sync_batchnorm as revert_sync_batchnorm
     from lockstep.parallel.buffers import sync_buffers as sync_buffers
     from lockstep.parallel.ddp import DistributedDataParallel as DistributedDataParallel
+    from lockstep.parallel.one_process import DataParallel as DataParallel
     from lockstep.train.bar import progress as progress
     from lockstep.train.update import Update as Update
     from lockstep.train.weight_files import load_weights as load_weights
@@ -38,6 +39,7 @@ else:
     # Every public name and the module it lives in, which is loaded when the name is first used.
     _HOMES = {
         "DataLoader": "lockstep.data",
+        "DataParallel": "lockstep.parallel.one_process",
         "DistributedDataParallel": "lockstep.parallel.ddp",
         "DistributedSampler": "lockstep.data",
         "LateRankError": "lockstep.errors",
@@ -91,6 +93,7 @@ torch.distributed.Backend.register_backend("shm", _start_shm, extended_api=True,
 
 __all__ = [
     "DataLoader",
+    "DataParallel",
     "DistributedDataParallel",
     "DistributedSampler",
     "LateRankError",

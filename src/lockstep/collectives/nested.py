@@ -24,17 +24,17 @@ def map_leaves(function: Callable[[Any], Any], x: object) -> Any:
         >>> map_leaves(lambda leaf: leaf * 2, {"a": [1, (2, 3)]})
         {'a': [2, (4, 6)]}
     """
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):  # first: transformers' outputs are dicts besides
+        fields = {
+            field.name: map_leaves(function, getattr(x, field.name)) for field in dataclasses.fields(x) if field.init
+        }
+        return dataclasses.replace(x, **fields)
     if isinstance(x, Mapping):
         return rebuild_mapping(x, {key: map_leaves(function, value) for key, value in x.items()})
     if isinstance(x, tuple) and hasattr(x, "_fields"):
         return type(x)(*(map_leaves(function, value) for value in x))
     if isinstance(x, (list, tuple)):
         return rebuild_sequence(x, (map_leaves(function, value) for value in x))
-    if dataclasses.is_dataclass(x) and not isinstance(x, type):
-        fields = {
-            field.name: map_leaves(function, getattr(x, field.name)) for field in dataclasses.fields(x) if field.init
-        }
-        return dataclasses.replace(x, **fields)
     return function(x)
 
 

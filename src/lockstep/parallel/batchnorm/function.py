@@ -60,7 +60,7 @@ def batch_norm_over_ranks(
         return batch_norm(x, None, None, weight, bias, True, 0.0, eps)
     mean, variance = combine_moments(rows.values * (1.0 / everything), rows.mean, rows.variance)
     if running is not None:
-        _learn(running, mean, variance * (everything / (everything - 1)))
+        learn(running, mean, variance * (everything / (everything - 1)))
     # A rank whose own input and parameters need no gradient must come to backward all the same if others wait there.
     anchor = mean.new_empty(0).requires_grad_() if meets and not x.requires_grad else None
     y: Tensor = Normalise.apply(  # type: ignore[no-untyped-call]
@@ -79,7 +79,7 @@ def _measure(x: Tensor, eps: float) -> tuple[int, Tensor, Tensor]:
     return count, mean, variance
 
 
-def _learn(running: Running, mean: Tensor, variance: Tensor) -> None:
+def learn(running: Running, mean: Tensor, variance: Tensor) -> None:
     """Move the running statistics; the step is worked out in the dtype of the new ones, and rounded once."""
     for kept, new in ((running.mean, mean), (running.variance, variance)):
         if kept.dtype == new.dtype:

@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.errors import UsageError
 from lockstep.parallel.batchnorm.function import Running, batch_norm_over_ranks
+from lockstep.parallel.batchnorm.replicas import Seat, batch_norm_over_replicas
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -58,6 +59,7 @@ class SyncBatchNorm(_BatchNorm):
     channel_last: bool = False
     fuse_relu: bool = False
     _group: "_Group | None" = None
+    _seat: Seat | None = None  # of a replica inside lockstep.DataParallel
 
     def __init__(
         self,
@@ -102,7 +104,8 @@ class SyncBatchNorm(_BatchNorm):
         """
         last = self.channel_last and input.dim() > 2
         x = input.movedim(-1, 1) if last else input
-        y = self._normalise_together(x) if self.training and self._has_peers() else super().forward(x)
+        together = self.training and (self._has_peers() or self._seat is not None)
+        y = self._normalise_together(x) if together else super().forward(x)
         y = y.movedim(1, -1) if last else y
         y = y if z is None else y + z
         return y.relu() if self.fuse_relu else y
@@ -131,13 +134,21 @@ class SyncBatchNorm(_BatchNorm):
     def _normalise_together(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
         if x.shape[1] != self.num_features and (self.affine or self.track_running_stats):
+            who = f"rank {dist.get_rank()} of {dist.get_world_size()}: " if self._seat is None else ""
             raise UsageError(  # else the running statistics would be broadcast against those of one channel
-                f"rank {dist.get_rank()} of {dist.get_world_size()}: SyncBatchNorm({self.num_features}) got an input "
+                f"{who}SyncBatchNorm({self.num_features}) got an input "
                 f"of size {list(x.shape)}, with {x.shape[1]} channels (dimension 1). Give it {self.num_features}."
+            )
+        if self._seat is not None and self._has_peers():
+            raise UsageError(
+                f"rank {dist.get_rank()} of {dist.get_world_size()}: SyncBatchNorm inside DataParallel normalises over "
+                f"the devices of one process, not over ranks as well. Start one rank per device instead: lockstep run."
             )
         running = None
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             running = Running(self.running_mean, self.running_var, self._count_batch())
+        if self._seat is not None:
+            return batch_norm_over_replicas(x, self.weight, self.bias, running, eps=self.eps, seat=self._seat)
         return batch_norm_over_ranks(x, self.weight, self.bias, running, eps=self.eps, group=self.process_group)
 
     def _count_batch(self) -> float:
