@@ -1,9 +1,14 @@
 """What is to be started: ranks, devices, threads, cores, addresses, and which rule said so. Pure."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lockstep.compat.choose import Compat
 from lockstep.errors import UsageError
+
+PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
+"""Signals for the launcher that are meant for its ranks."""
 
 
 class Machine(NamedTuple):
@@ -48,6 +53,7 @@ class Wish(NamedTuple):
     grace: float = 10.0
     log_dir: str = ""
     debug: int | None = None
+    compat: Compat | None = None
 
 
 class Choice(NamedTuple):
@@ -91,6 +97,7 @@ class LaunchPlan(NamedTuple):
     log_dir: str
     debug: int | None
     choices: dict[str, Choice]
+    compat: Compat | None = None
 
     @property
     def one_node(self) -> bool:
@@ -115,6 +122,8 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         ([(0, 1), (2, 3)], 2)
     """
     count, ranks = choose_ranks(wish.nproc_per_node, machine)
+    if wish.compat and wish.compat.own_ranks:
+        count, ranks = 1, Choice("1", "the script starts its ranks itself")
     meeting = choose_meeting(wish)
     gpu = device_kind(wish.nproc_per_node, count, machine) == "cuda"
     threads, threads_choice = choose_threads(count, machine, environ)
@@ -135,6 +144,7 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         grace=wish.grace,
         log_dir=wish.log_dir,
         debug=wish.debug,
+        compat=wish.compat,
         choices={"ranks": ranks, "threads": threads_choice, "cores": cores_choice, "meeting": meeting_choice(meeting)},
     )
 
