@@ -1,16 +1,17 @@
 """What a rank does before an old script begins: the one call that the launcher makes."""
 
 import atexit
+import importlib.util
 import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import lockstep.errors
 from lockstep.compat import meeting, rank_argument, slurm
 from lockstep.compat.choose import Compat
 from lockstep.compat.mends import loading, table
 from lockstep.compat.mends.book import Book
+from lockstep.errors import UsageError
 
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
               "MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")  # fmt: skip
@@ -38,13 +39,8 @@ def begin(compat: Compat, *, one_node: bool) -> None:
 
 
 def _install_apex() -> None:
-    try:
-        from lockstep.compat.install import install
-    except ModuleNotFoundError as error:  # this package can be left out
-        if error.name != "lockstep.compat.install":
-            raise
-        return
-    install()
+    if importlib.util.find_spec("lockstep.compat.install"):
+        importlib.import_module("lockstep.compat.install").install()
 
 
 def tell(book: Book) -> None:
@@ -57,13 +53,12 @@ def tell(book: Book) -> None:
 
 def _spawn_at_least_one() -> None:
     """Torch's spawn of no process comes back at once, and a script that trained nothing seems to have ended well."""
-    import torch.multiprocessing as mp
-
+    mp: Any = importlib.import_module("torch.multiprocessing")
     original: Callable[..., Any] = mp.spawn
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any) -> Any:
         if nprocs == 0:
-            raise lockstep.errors.UsageError(
+            raise UsageError(
                 "mp.spawn(nprocs=0) starts nothing: torch sees no GPU here. To rehearse the script without one, write: "
                 "lockstep run --device cpu -n 2"
             )

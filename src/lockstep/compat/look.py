@@ -72,17 +72,18 @@ def parse(source: str) -> Text:
         strings = re.findall(r"""["']([^"'\n]*)["']""", source)
         imports = re.findall(r"^\s*(?:from|import)\s+([\w.]+)", source, re.MULTILINE)
         return Text(frozenset(strings), frozenset(imports), (source,))
-    strings, imports = set(), set()
+    literals: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            strings.add(node.value)
+            literals.add(node.value)
         elif isinstance(node, ast.Import):
-            imports.update(alias.name for alias in node.names)
+            modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = "." * node.level + (node.module or "")
-            imports.add(module)
-            imports.update(f"{module}{'' if module.endswith('.') else '.'}{alias.name}" for alias in node.names)
-    return Text(frozenset(strings), frozenset(imports), (source,))
+            modules.add(module)
+            modules.update(f"{module}{'' if module.endswith('.') else '.'}{alias.name}" for alias in node.names)
+    return Text(frozenset(literals), frozenset(modules), (source,))
 
 
 def rank_argument(strings: Iterable[str]) -> str:

@@ -75,7 +75,7 @@ def watch_parsers(rank: str) -> Callable[[], None]:
         finally:
             depth -= 1
 
-    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign, assignment]
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
 
     def undo() -> None:
         argparse.ArgumentParser.parse_known_args = original  # type: ignore[method-assign]

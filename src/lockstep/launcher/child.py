@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from lockstep.launcher import orphans, reports
-from lockstep.launcher.plan import PASSED_ON, LaunchPlan, Seat
+from lockstep.launcher.plan import LaunchPlan, Seat
 
 # What multiprocessing takes a main process for: this module is imported before a process that it starts gets its task.
 _MAIN_PROCESS = process.current_process()
@@ -29,6 +29,10 @@ _MAIN_PROCESS = process.current_process()
 _HERE = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH118, PTH120  (as code objects name their files)
 _COMPAT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compat", "")  # noqa: PTH118, PTH120
 _BEFORE_THE_SCRIPT = (_HERE, _COMPAT, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap")
+
+
+PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
+"""Signals for the launcher that are meant for its ranks."""
 
 
 class Streams(NamedTuple):

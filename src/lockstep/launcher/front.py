@@ -18,9 +18,9 @@ from typing import NamedTuple, NoReturn
 
 from lockstep.errors import UsageError
 from lockstep.launcher import failure, orphans
-from lockstep.launcher.child import Start, Streams
+from lockstep.launcher.child import PASSED_ON, Start, Streams
 from lockstep.launcher.output import Output
-from lockstep.launcher.plan import PASSED_ON, LaunchPlan
+from lockstep.launcher.plan import LaunchPlan
 
 _FROM_TERMINAL = 128  # si_code SI_KERNEL: the terminal sent it, to every process in the foreground
 

@@ -1,14 +1,10 @@
 """What is to be started: ranks, devices, threads, cores, addresses, and which rule said so. Pure."""
 
-import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lockstep.compat.choose import Compat
 from lockstep.errors import UsageError
-
-PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
-"""Signals for the launcher that are meant for its ranks."""
 
 
 class Machine(NamedTuple):

@@ -13,7 +13,7 @@ import sys
 import types
 from typing import Any, NamedTuple, NoReturn
 
-from lockstep.launcher.plan import PASSED_ON
+from lockstep.launcher.child import PASSED_ON
 
 
 class Job(NamedTuple):

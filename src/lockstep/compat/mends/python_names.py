@@ -37,7 +37,7 @@ def _abstract(name: str) -> Mend:
 
 
 def _getargspec(function: object) -> tuple[object, ...]:
-    found = inspect.getfullargspec(function)  # type: ignore[arg-type]
+    found = inspect.getfullargspec(function)
     return found.args, found.varargs, found.varkw, found.defaults
 
 

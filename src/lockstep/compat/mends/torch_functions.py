@@ -40,7 +40,7 @@ def _symeig(a: Any, eigenvectors: bool = False, upper: bool = True) -> tuple[Any
 
     triangle = "U" if upper else "L"
     if eigenvectors:
-        return tuple(torch.linalg.eigh(a, UPLO=triangle))  # type: ignore[return-value]
+        return tuple(torch.linalg.eigh(a, UPLO=triangle))
     return torch.linalg.eigvalsh(a, UPLO=triangle), a.new_empty(0)
 
 
