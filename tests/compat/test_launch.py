@@ -167,12 +167,13 @@ def test_a_script_for_slurm_finds_its_variables(tmp_path):
 
 SPAWNS = """
 import torch, os
+from torch._six import inf
 import torch.multiprocessing as mp
 import torch.distributed as dist
 
 def work(rank, size):
     dist.init_process_group("gloo", init_method="file://STORE", rank=rank, world_size=size)
-    x = torch.ones(1)
+    x = torch.ones(1).to("cpu", async=True)
     dist.all_reduce(x)
     os.write(1, f"{rank} {int(x)}\\n".encode())  # in one piece, beside another process's
 
@@ -186,6 +187,7 @@ def test_a_script_that_spawns_is_started_once(tmp_path):
     done = run([*LOCKSTEP, "run", "--compat", "-n", "4", "train.py"], tmp_path, train__py=script)
 
     assert ["0 2", "1 2"] == lines(done)
+    assert 4 == done.stderr.count("train.py:")  # two mends in the script's process, and in the first that it started
 
 
 def test_a_script_that_would_spawn_nothing_says_so(tmp_path):

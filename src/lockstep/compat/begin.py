@@ -2,16 +2,15 @@
 
 import atexit
 import importlib.util
+import multiprocessing
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from multiprocessing import util
 
-from lockstep.compat import meeting, rank_argument, slurm
+from lockstep.compat import children, meeting, rank_argument, slurm
 from lockstep.compat.choose import Compat
 from lockstep.compat.mends import loading, table
 from lockstep.compat.mends.book import Book
-from lockstep.errors import UsageError
 
 _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
               "MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")  # fmt: skip
@@ -19,28 +18,38 @@ _LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RAN
 
 def begin(compat: Compat, *, one_node: bool) -> None:
     """Put everything in place, in a rank that has torchrun's variables."""
-    rank, local_rank = os.environ["RANK"], os.environ["LOCAL_RANK"]
+    is_main = os.environ.get("RANK", "0") == "0"
     if compat.own_ranks:
         for name in [name for name in os.environ if name in _LAUNCHERS or name.startswith("TORCHELASTIC_")]:
             del os.environ[name]
-        _spawn_at_least_one()
-    else:
-        rank_argument.watch_parsers(local_rank)
+        children.refuse_to_spawn_nothing()
+    elif "RANK" in os.environ:
+        rank_argument.watch_parsers(os.environ["LOCAL_RANK"])
         meeting.meet_at_the_launchers(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), one_node)
         if compat.slurm and one_node:
             os.environ.update(slurm.variables(os.environ))
-    _install_apex()
-    book = Book()
-    table.put_in_place(compat.mends, book)
-    torch = sys.modules["torch"]
-    torch.load = (loading.trusting if compat.trust else loading.naming_the_classes)(torch.load)  # type: ignore[attr-defined]
-    if rank == "0":
+    book = begin_here(compat)
+    if is_main:
         atexit.register(tell, book)
 
 
-def _install_apex() -> None:
+def begin_here(compat: Compat) -> Book:
+    """Put in place what any process of the script needs; give the book of what is mended in it."""
     if importlib.util.find_spec("lockstep.compat.install"):
         importlib.import_module("lockstep.compat.install").install()
+    book = Book()
+    table.put_in_place(compat.mends, book)
+    torch = importlib.import_module("torch")
+    torch.load = (loading.trusting if compat.trust else loading.naming_the_classes)(torch.load)
+    children.follow(compat)
+    # multiprocessing leaves atexit out in the processes that it starts; this runs in these only.
+    util.Finalize(None, _tell_of_first_child, args=(book,), exitpriority=0)
+    return book
+
+
+def _tell_of_first_child(book: Book) -> None:
+    if multiprocessing.current_process().name in ("SpawnProcess-1", "ForkServerProcess-1"):
+        tell(book)
 
 
 def tell(book: Book) -> None:
@@ -49,19 +58,3 @@ def tell(book: Book) -> None:
     if lines:
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
-
-
-def _spawn_at_least_one() -> None:
-    """Torch's spawn of no process comes back at once, and a script that trained nothing seems to have ended well."""
-    mp: Any = importlib.import_module("torch.multiprocessing")
-    original: Callable[..., Any] = mp.spawn
-
-    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *more: Any, **named: Any) -> Any:
-        if nprocs == 0:
-            raise UsageError(
-                "mp.spawn(nprocs=0) starts nothing: torch sees no GPU here. To rehearse the script without one, write: "
-                "lockstep run --device cpu -n 2"
-            )
-        return original(fn, args, nprocs, *more, **named)
-
-    mp.spawn = spawn

@@ -2,13 +2,15 @@
 
 import io
 import itertools
+import runpy
 import sys
 import tokenize
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from typing import Any
 
 from lockstep.compat.mends.book import shown
-from lockstep.compat.mends.row import Mend, Note, replacement
+from lockstep.compat.mends.row import Mend, Note, Undo, replacement
 
 _NEXT = ("def", "for", "with")
 
@@ -61,6 +63,32 @@ def _reading_async(original: Any, note: Note) -> Any:
     return source_to_code
 
 
+def _through_loader(original: Any, note: Note) -> Any:
+    """Multiprocessing has runpy read the script, which compiles by itself. A private name: Python 3.10 to 3.14."""
+    del note  # the loader does
+
+    def get_code_from_file(*args: Any) -> Any:
+        try:
+            return original(*args)
+        except SyntaxError:
+            path = args[-1]
+            code = SourceFileLoader("__main__", path).source_to_code(Path(path).read_bytes(), path)
+            return code if len(args) == 1 else (code, path)  # until Python 3.11 it had the run's name, and gave both
+
+    return get_code_from_file
+
+
+def _put(note: Note) -> Undo:
+    undo = replacement(lambda: SourceFileLoader, "source_to_code", _reading_async)(note)
+    undo_runpy = replacement(lambda: runpy, "_get_code_from_file", _through_loader)(note)
+
+    def undo_both() -> None:
+        undo_runpy()
+        undo()
+
+    return undo_both
+
+
 MENDS = (
     Mend(
         old="async=True",
@@ -68,6 +96,6 @@ MENDS = (
         today="non_blocking=True",
         example="def move(x, async=False):\n    return x.to('cpu', async=async)\n"
         "import torch\nassert move(torch.ones(1), async=True).item() == 1",
-        put=replacement(lambda: SourceFileLoader, "source_to_code", _reading_async),
+        put=_put,
     ),
 )
