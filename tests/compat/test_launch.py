@@ -58,6 +58,12 @@ def test_lockstep_run_understands_it_without_being_told(tmp_path):
     assert ["0 0.5 1 --local_rank=0", "1 0.5 1 --local_rank=1"] == lines(done)
 
 
+def test_a_dry_run_says_that_it_takes_the_script_for_an_old_one(tmp_path):
+    done = run([*LOCKSTEP, "run", "-n", "2", "--dry-run", "train.py"], tmp_path, train__py=OF_2019)
+
+    assert "an old one; gets --local_rank, and what is gone is mended" in done.stdout
+
+
 def test_with_use_env_nothing_is_passed_and_the_parser_has_it_all_the_same(tmp_path):
     script = OF_2019.replace("sys.argv[1]", "sys.argv[1:]")
     done = run([*LAUNCH, "--use_env", "--nproc-per-node", "2", "train.py"], tmp_path, train__py=script)
@@ -216,7 +222,7 @@ def test_what_was_mended_is_told_once_by_rank_0(tmp_path):
     assert done.stderr.splitlines() == [
         "lockstep: mended 3 things that this script uses and that are gone:",
         "  module.py:2  async=True (gone since Python 3.7); write: non_blocking=True",
-        "  train.py:7  loss.data[0] (gone since torch 0.5); write: loss.item()",
+        "  train.py:7  loss.data[0] (gone since torch 1.0); write: loss.item()",
         "  train.py:7  collections.Sequence (gone since Python 3.10); write: collections.abc.Sequence",
     ]
     assert not (tmp_path / "__pycache__").exists()

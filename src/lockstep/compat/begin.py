@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 from multiprocessing import util
+from typing import Any
 
 from lockstep.compat import children, meeting, rank_argument, slurm
 from lockstep.compat.choose import Compat
@@ -39,7 +40,7 @@ def begin_here(compat: Compat) -> Book:
         importlib.import_module("lockstep.compat.install").install()
     book = Book()
     table.put_in_place(compat.mends, book)
-    torch = importlib.import_module("torch")
+    torch: Any = importlib.import_module("torch")
     torch.load = (loading.trusting if compat.trust else loading.naming_the_classes)(torch.load)
     children.follow(compat)
     # multiprocessing leaves atexit out in the processes that it starts; this runs in these only.

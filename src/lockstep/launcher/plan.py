@@ -131,6 +131,10 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
     )
     if wish.debug is not None and not 0 <= wish.debug < count:
         raise UsageError(f"--debug {wish.debug}: local ranks here count from 0 to {count - 1}.")
+    choices = {"ranks": ranks, "threads": threads_choice, "cores": cores_choice, "meeting": meeting_choice(meeting)}
+    if wish.compat:
+        how = f"gets {wish.compat.argument}" if wish.compat.argument else "gets no argument"
+        choices["script"] = Choice(f"an old one; {how}, and what is gone is mended", "--compat, or what its text says")
     return LaunchPlan(
         seats=seats,
         threads=threads,
@@ -141,7 +145,7 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         log_dir=wish.log_dir,
         debug=wish.debug,
         compat=wish.compat,
-        choices={"ranks": ranks, "threads": threads_choice, "cores": cores_choice, "meeting": meeting_choice(meeting)},
+        choices=choices,
     )
 
 

@@ -5,6 +5,7 @@ import re
 import sys
 import warnings
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +65,12 @@ def test_names_are_unique():
     names = [mend.old for mend in table.TABLE]
 
     assert sorted(set(names)) == sorted(names)
+
+
+def test_the_page_lists_every_row():
+    page = (Path(__file__).parents[3] / "docs" / "old_scripts.md").read_text()
+
+    assert [mend.old for mend in table.TABLE if f"`{mend.old}`" not in page] == []
 
 
 def test_nothing_changes_for_what_is_right(folder):

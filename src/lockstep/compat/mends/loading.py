@@ -128,7 +128,7 @@ def _back(f: Any, start: int | None) -> None:
 MENDS = (
     Mend(
         old="torch.load of a GPU's file without map_location, where there is no GPU",
-        gone="always",
+        gone="the beginning",
         today='torch.load(path, map_location="cpu")',
         example="import io, torch\n"
         "registry, file = torch.serialization._package_registry, io.BytesIO()\n"

@@ -117,7 +117,7 @@ def _engine() -> Put:
 MENDS = (
     Mend(
         old="loss.data[0]",
-        gone="torch 0.5",
+        gone="torch 1.0",
         today="loss.item()",
         example="import torch\nloss = torch.ones(2, requires_grad=True).sum()\n"
         "assert loss.data[0] == 2.0 and type(loss.data[0]) is float\nloss[0].backward()",
@@ -159,7 +159,7 @@ MENDS = (
     ),
     Mend(
         old="backward(retain_variables=True)",
-        gone="torch 0.5",
+        gone="torch 0.3",
         today="backward(retain_graph=True)",
         example="import torch\nx = torch.ones(1, requires_grad=True)\ny = (x * x).sum()\n"
         "y.backward(retain_variables=True)\ny.backward()\nassert x.grad.item() == 4",

@@ -136,7 +136,7 @@ _A = "import torch\na, b = torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.tensor(
 MENDS = (
     Mend(
         old="torch.gels",
-        gone="torch 1.2",
+        gone="torch 1.3",
         today="torch.linalg.lstsq(A, B).solution",
         example=_A + "assert torch.allclose(a @ torch.gels(b, a)[0], b)",
         put=missing_attribute("torch", "gels", lambda: _lstsq),
@@ -232,7 +232,7 @@ MENDS = (
     ),
     Mend(
         old="torch.from_numpy(a[::-1])",
-        gone="always",
+        gone="the beginning",
         today="torch.from_numpy(a[::-1].copy())",
         example="import torch, numpy\nassert torch.from_numpy(numpy.arange(3)[::-1]).tolist() == [2, 1, 0]",
         put=replacement(_torch, "from_numpy", _from_numpy),

@@ -80,7 +80,7 @@ def _next(_: object, note: Note) -> object:
 MENDS = (
     Mend(
         old="torch._six",
-        gone="torch 1.13",
+        gone="torch 2.0",
         today="str, int, math.inf, collections.abc: Python's own names",
         example="from torch._six import container_abcs, string_classes, int_classes, inf\n"
         "assert isinstance({}, container_abcs.Mapping) and isinstance('', string_classes) and inf > 1",
