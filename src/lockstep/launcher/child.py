@@ -67,11 +67,11 @@ def be_a_rank(start: Start) -> None:
         os.environ.update(seat.environment)
         _forget_multiprocessing()
         _take_cores(seat, start.plan.threads)
+        faulthandler.enable(pipe, all_threads=False)
         if start.plan.compat:
             from lockstep.compat.begin import begin
 
             begin(start.plan.compat, one_node=start.plan.one_node)
-        faulthandler.enable(pipe, all_threads=False)
     except BaseException as error:
         tell_failure(error, pipe)
         os._exit(1)

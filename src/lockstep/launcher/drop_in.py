@@ -89,9 +89,15 @@ def main(script: str, arguments: tuple[str, ...], **options: Any) -> None:
     job = Job(script, arguments, options["module"], program=options["no_python"])
     if what := missing(job):
         raise click.UsageError(what)
-    wanted: bool | None = options["compat"]
-    compat = choose(path_of(job), wanted, trust=options["trust_checkpoints"], pass_rank=not options["use_env"])
-    sys.exit(start(job, _wish(options)._replace(compat=compat)))
+    trust, pass_rank = options["trust_checkpoints"], not options["use_env"]
+    job, wish = prepare(job, with_free_port(_wish(options)), options["compat"], trust, pass_rank=pass_rank)
+    try:
+        made = plan.make_plan(wish, machine.look(), os.environ)
+    except UsageError as error:
+        raise click.UsageError(str(error)) from None
+    last = front.run(made, functools.partial(run_as_main, job))
+    sys.stderr.write(last.text)
+    sys.exit(last.code)
 
 
 def _wish(options: dict[str, Any]) -> plan.Wish:
@@ -101,17 +107,24 @@ def _wish(options: dict[str, Any]) -> plan.Wish:
     return wish._replace(start="fork" if method == "fork" else "spawn", grace=options["shutdown_timeout"])
 
 
-def start(job: Job, wish: plan.Wish) -> int:
-    """Run a job on the ranks that are wished for; give the exit code."""
-    try:
-        made = plan.make_plan(with_free_port(wish), machine.look(), os.environ)
-    except UsageError as error:
-        raise click.UsageError(str(error)) from None
-    if made.compat:
-        job = job._replace(rank_argument=job.rank_argument or made.compat.argument)
-    last = front.run(made, functools.partial(run_as_main, job))
-    sys.stderr.write(last.text)
-    return last.code
+def prepare(
+    job: Job, wish: plan.Wish, compat: bool | None, trust: bool, *, pass_rank: bool = True
+) -> tuple[Job, plan.Wish]:
+    """Look at what is to be run, and add to both what an old script needs.
+
+    Args:
+        job: The script.
+        wish: What else the user said.
+        compat: What ``--compat`` and ``--no-compat`` say; None if neither is there.
+        trust: Whether ``--trust-checkpoints`` is there.
+        pass_rank: Whether the script is passed its rank where it knows the argument.
+    """
+    if taken := take_over(job, wish):
+        job, wish = taken
+    chosen = choose(path_of(job), compat, trust=trust, pass_rank=pass_rank)
+    if chosen:
+        job = job._replace(rank_argument=job.rank_argument or chosen.argument)
+    return job, wish._replace(compat=chosen)
 
 
 def with_free_port(wish: plan.Wish) -> plan.Wish:

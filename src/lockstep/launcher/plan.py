@@ -45,11 +45,11 @@ class Wish(NamedTuple):
     rdzv_conf: str = ""
     local_addr: str = ""
     max_restarts: int = 0
+    compat: Compat | None = None
     start: str = "fork"
     grace: float = 10.0
     log_dir: str = ""
     debug: int | None = None
-    compat: Compat | None = None
 
 
 class Choice(NamedTuple):
@@ -88,12 +88,12 @@ class LaunchPlan(NamedTuple):
     threads: int
     meeting: Meeting
     max_restarts: int
+    compat: Compat | None
     start: str
     grace: float
     log_dir: str
     debug: int | None
     choices: dict[str, Choice]
-    compat: Compat | None = None
 
     @property
     def one_node(self) -> bool:
@@ -131,21 +131,17 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
     )
     if wish.debug is not None and not 0 <= wish.debug < count:
         raise UsageError(f"--debug {wish.debug}: local ranks here count from 0 to {count - 1}.")
-    choices = {"ranks": ranks, "threads": threads_choice, "cores": cores_choice, "meeting": meeting_choice(meeting)}
-    if wish.compat:
-        how = f"gets {wish.compat.argument}" if wish.compat.argument else "gets no argument"
-        choices["script"] = Choice(f"an old one; {how}, and what is gone is mended", "--compat, or what its text says")
     return LaunchPlan(
         seats=seats,
         threads=threads,
         meeting=meeting,
         max_restarts=wish.max_restarts,
+        compat=wish.compat,
         start=wish.start,
         grace=wish.grace,
         log_dir=wish.log_dir,
         debug=wish.debug,
-        compat=wish.compat,
-        choices=choices,
+        choices={"ranks": ranks, "threads": threads_choice, "cores": cores_choice, "meeting": meeting_choice(meeting)},
     )
 
 
@@ -317,6 +313,11 @@ def in_full(plan: LaunchPlan, job: str) -> str:
     width = max(map(len, plan.choices))
     lines = [f"{'job':<{width}}  {job}"]
     lines += [f"{name:<{width}}  {choice.value}  ({choice.rule})" for name, choice in plan.choices.items()]
+    if plan.compat:
+        how = f"gets {plan.compat.argument}" if plan.compat.argument else "gets no argument"
+        lines.append(
+            f"{'script':<{width}}  an old one; {how}, and what is gone is mended  (--compat, or what its text says)"
+        )
     for seat in plan.seats:
         cores = f"cores {show_cores(seat.cores)}" if seat.cores else "any core"
         lines.append(f"local rank {seat.local_rank}: {seat.device}, {cores}")
