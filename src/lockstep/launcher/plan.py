@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lockstep.compat.choose import Compat
 from lockstep.errors import UsageError
 
 
@@ -44,6 +45,7 @@ class Wish(NamedTuple):
     rdzv_conf: str = ""
     local_addr: str = ""
     max_restarts: int = 0
+    compat: Compat | None = None
     start: str = "fork"
     grace: float = 10.0
     log_dir: str = ""
@@ -86,6 +88,7 @@ class LaunchPlan(NamedTuple):
     threads: int
     meeting: Meeting
     max_restarts: int
+    compat: Compat | None
     start: str
     grace: float
     log_dir: str
@@ -115,6 +118,8 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         ([(0, 1), (2, 3)], 2)
     """
     count, ranks = choose_ranks(wish.nproc_per_node, machine)
+    if wish.compat and wish.compat.own_ranks:
+        count, ranks = 1, Choice("1", "the script starts its ranks itself")
     meeting = choose_meeting(wish)
     gpu = device_kind(wish.nproc_per_node, count, machine) == "cuda"
     threads, threads_choice = choose_threads(count, machine, environ)
@@ -131,6 +136,7 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         threads=threads,
         meeting=meeting,
         max_restarts=wish.max_restarts,
+        compat=wish.compat,
         start=wish.start,
         grace=wish.grace,
         log_dir=wish.log_dir,
@@ -307,6 +313,11 @@ def in_full(plan: LaunchPlan, job: str) -> str:
     width = max(map(len, plan.choices))
     lines = [f"{'job':<{width}}  {job}"]
     lines += [f"{name:<{width}}  {choice.value}  ({choice.rule})" for name, choice in plan.choices.items()]
+    if plan.compat:
+        how = f"gets {plan.compat.argument}" if plan.compat.argument else "gets no argument"
+        lines.append(
+            f"{'script':<{width}}  an old one; {how}, and what is gone is mended  (--compat, or what its text says)"
+        )
     for seat in plan.seats:
         cores = f"cores {show_cores(seat.cores)}" if seat.cores else "any core"
         lines.append(f"local rank {seat.local_rank}: {seat.device}, {cores}")
