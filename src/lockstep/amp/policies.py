@@ -173,6 +173,21 @@ def listed_in_place(casts: Casting, function: Any) -> Any:
     return cast
 
 
+def listed_recurrent(casts: Casting, function: Any) -> Any:
+    """A recurrent layer or cell: input and hidden state become half, the weights are left to autocast and its cache."""
+
+    @functools.wraps(function)
+    def cast(x: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
+        if not casts.on():
+            return function(x, second, *args, **kwargs)
+        x = to_half(x, casts.half)
+        if args and isinstance(second, Tensor) and not second.is_floating_point():  # lengths: a packed sequence
+            return function(x, second, to_half(args[0], casts.half), *args[1:], **kwargs)
+        return function(x, to_half(second, casts.half), *args, **kwargs)
+
+    return cast
+
+
 # What to put back: where, which name, what was there (`_ABSENT`: it was inherited).
 _ABSENT = object()
 _changed: list[tuple[Any, str, Any]] = []
@@ -212,6 +227,8 @@ def install(casts: Casting) -> None:
         for name in (*table.CASTS, *table.SEQUENCE_CASTS):
             if name not in lists.NATIVE_PROMOTION:
                 _replace(module, name, functools.partial(promote_policy, casts))
+    for name in lists.RECURRENT:
+        _replace(torch._VF, name, functools.partial(listed_recurrent, casts))
     for name in lists.IN_PLACE:
         _replace(torch.Tensor, name, functools.partial(listed_in_place, casts))
 
