@@ -145,12 +145,9 @@ class Comparison:
         self.tensors("parameter", record["params"], params)
         self.tensors("buffer", record.get("buffers", {}), buffers)
         if "masters" in record:
-            masters = record["masters"]
-            if isinstance(masters, list):
-                self.tensors("master", masters, [p for o in optimizers for p in amp.master_params(o)])
-            else:
-                for (name, recorded), optimizer in zip(masters.items(), optimizers, strict=True):
-                    self.tensors(f"masters of {name}", recorded, list(amp.master_params(optimizer)))
+            recorded = record["masters"]
+            recorded = list(recorded.values()) if isinstance(recorded, dict) else recorded
+            self.tensors("master", recorded, [p for o in optimizers for p in amp.master_params(o)])
         self.exact("amp.state_dict()", record["amp_state_dict"], dict(amp.state_dict()))
         if "model_state_dict_dtypes" in record:
             (model,) = models.values()

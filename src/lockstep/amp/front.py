@@ -13,7 +13,7 @@ from lockstep.amp.casting import CASTS, enter_thread, forget_copies
 from lockstep.amp.check import as_list, device_types, is_optimizer, refuse_half_models, refuse_optimizers
 from lockstep.amp.handle import AmpHandle
 from lockstep.amp.levels import LEVELS, OPTIONS, Properties, defaults_of, half_for, override
-from lockstep.amp.masters import AmpOptimizerState
+from lockstep.amp.masters import AmpOptimizerState, master_of
 from lockstep.amp.names import name_first_not_finite, remember_names
 from lockstep.amp.optimizers import adopt, release, stash_of
 from lockstep.amp.scaler import LossScaler
@@ -151,7 +151,7 @@ def _start_anew(models: list[nn.Module], optimizers: list[Any]) -> None:
         if of_models.unhook(model):
             for tensor in (*model.parameters(), *model.buffers()):
                 if tensor.dtype in (torch.float16, torch.bfloat16):
-                    master = of_models.master_of(tensor)
+                    master = master_of(tensor)
                     of_models.cast_tensor(tensor, torch.float32)
                     if master is not None:
                         tensor.data.copy_(master.detach())
@@ -170,9 +170,7 @@ def _prepare_model(model: nn.Module, inner: nn.Module, properties: Properties, o
     elif outputs is not None:
         of_models.hook_forward(inner, None, outputs)
     if properties.patch_torch_functions:
-        inner.register_forward_pre_hook(enter_thread, prepend=True)
-        for module in inner.modules():
-            module.register_load_state_dict_post_hook(forget_copies)  # type: ignore[no-untyped-call]
+        of_models.hook_casts(inner, enter_thread, forget_copies)
 
 
 @contextmanager
@@ -230,7 +228,9 @@ def scale_loss(
         with _backward():
             yield loss.float()
         return
-    _before(stashes, scale, delay_unscale)
+    for stash in stashes:
+        if not stash.params_have_scaled_gradients:
+            stash.prepare(scale)
     try:
         with _backward():
             yield loss.float() * scale
@@ -241,12 +241,6 @@ def scale_loss(
     _after(stashes, scaler, scale, delay_unscale)
     if not delay_unscale and not delay_overflow_check:
         _update(scaler, loss_id, given, stashes)
-
-
-def _before(stashes: list[AmpOptimizerState], scale: float, delay_unscale: bool) -> None:
-    for stash in stashes:
-        if not delay_unscale and not stash.params_have_scaled_gradients:
-            stash.prepare(scale)
 
 
 def _after(stashes: list[AmpOptimizerState], scaler: LossScaler, scale: float, delay_unscale: bool) -> None:
@@ -271,6 +265,12 @@ def _update(scaler: LossScaler, loss_id: int, optimizers: list[Any], stashes: li
     """Move the scale, by what all ranks found, and arm the skipping of the next step."""
     if scaler.dynamic:
         scaler.decide(scaler.found_by_all())
+    elif scaler.first_ignored_overflow():
+        warnings.warn(
+            f"gradients are not finite, and the static loss scale of {scaler.loss_scale()} takes every step as it is, "
+            "so the weights are not finite from here on. loss_scale='dynamic' skips such steps.",
+            stacklevel=4,
+        )
     if not scaler.update_scale():
         return
     if scaler.shrunk == _TIMES_TO_TELL:

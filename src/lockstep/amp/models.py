@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
+from lockstep.amp.masters import master_of
 from lockstep.amp.nested import cast_nested
 
 _WRAPPERS = ("DistributedDataParallel", "DataParallel")
 
-Masters = Callable[[Tensor], Tensor | None]
+
+Hook = Callable[..., None]
 
 
 class CastInputs:
@@ -87,6 +89,18 @@ def hook_states(model: nn.Module) -> None:
         module.register_load_state_dict_pre_hook(take_float32)  # type: ignore[no-untyped-call]
 
 
+def hook_casts(model: nn.Module, enter: Hook, forget: Hook) -> None:
+    """Call ``enter`` before each forward, in the thread that runs it, and ``forget`` when weights are loaded."""
+    model.register_forward_pre_hook(_ours(enter), prepend=True)
+    for module in model.modules():
+        module.register_load_state_dict_post_hook(_ours(forget))  # type: ignore[no-untyped-call]
+
+
+def _ours(hook: Hook) -> Hook:
+    hook.of_amp = True  # type: ignore[attr-defined]
+    return hook
+
+
 def give_float32(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Half entries of one module become float32: the master's values, else what they are."""
     for name, tensor in own_tensors(module):
@@ -111,25 +125,13 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(recurse=False)
 
 
-_lookups: list[Masters] = []
-
-
-def look_up_masters(lookup: Masters) -> None:
-    """Say how a half parameter's master is found."""
-    _lookups[:] = [lookup]
-
-
-def master_of(tensor: Tensor) -> Tensor | None:
-    """The fp32 master of a half parameter that an optimizer owns; None if it has none."""
-    return _lookups[0](tensor) if _lookups else None
-
-
 def unhook(model: nn.Module) -> bool:
     """Take away the hooks of an earlier `initialize`. Gives whether there were some."""
     found = False
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            found |= _drop(hooks, lambda hook: isinstance(hook, CastInputs | CastOutputs))
+            found |= _drop(hooks, lambda hook: isinstance(hook, CastInputs | CastOutputs) or hasattr(hook, "of_amp"))
+        found |= _drop(module._load_state_dict_post_hooks, lambda hook: hasattr(hook, "of_amp"))
         found |= _drop(module._state_dict_hooks, lambda hook: hook is give_float32)
         found |= _drop(module._load_state_dict_pre_hooks, lambda hook: getattr(hook, "hook", hook) is take_float32)
     return found

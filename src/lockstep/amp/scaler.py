@@ -51,6 +51,8 @@ class LossScaler:
         self._unskipped = 0
         self._has_overflow = False
         self.shrunk = 0  # times in a row
+        self._earlier: Tensor | None = None  # as _found, of the update before
+        self._told = False
         self._found: Tensor | None = None  # 1 element: more than 0 once a gradient was not finite
 
     def loss_scale(self) -> float:
@@ -94,6 +96,15 @@ class LossScaler:
         if found is not None and self.dynamic:
             self._has_overflow = self._has_overflow or bool(found.item())
         return self._has_overflow
+
+    def first_ignored_overflow(self) -> bool:
+        """Whether a static scale meets its first overflow; on a GPU one update late, not to wait for it."""
+        looked_at = self._found if self._found is None or self._found.device.type == "cpu" else self._earlier
+        self._earlier = self._found
+        if self.dynamic or self._told or looked_at is None or not bool(looked_at.item()):
+            return False
+        self._told = True
+        return True
 
     def update_scale(self) -> bool:
         """Move the scale after an update. Gives whether the step has to be skipped."""
