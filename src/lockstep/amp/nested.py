@@ -38,15 +38,20 @@ _LEFT = (str, bytes, int, float, nn.Module, type)
 
 
 def _sequence(value: Any, dtype: torch.dtype, make: Any) -> Any:
-    before = list(value)
-    after = [cast_nested(item, dtype) for item in before]
-    if all(new is old for new, old in zip(after, before, strict=True)):
-        return value
-    return make(after)
+    changed, after = False, []
+    for old in value:
+        new = cast_nested(old, dtype)
+        changed = changed or new is not old
+        after.append(new)
+    return make(after) if changed else value
 
 
 def _mapping(value: Mapping[Any, Any], dtype: torch.dtype) -> Any:
-    changed = {key: new for key, old in value.items() if (new := cast_nested(old, dtype)) is not old}
+    changed = {}
+    for key, old in value.items():
+        new = cast_nested(old, dtype)
+        if new is not old:
+            changed[key] = new
     if not changed:
         return value
     out: Any = copy.copy(value)
