@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lockstep.amp.scaler import LossScaler
+from lockstep.collectives.kept import average_gradients, engines_of
 
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -186,6 +187,23 @@ class AmpOptimizerState:
         self._seeded, self._aside = [], []
         if self.has_masters:
             self._fill_masters(scaler, scale)
+        self.send_kept(stepping=False)
+
+    def send_kept(self, *, stepping: bool) -> None:
+        """Average over ranks what a block without communication has left in the masters, where an engine cannot see it.
+
+        With the first block that communicates again, as engines do; at the latest before the step.
+        """
+        halves = self.all_fp16_params
+        if not halves or not (self.has_masters or any(param.dtype == torch.float16 for param in halves)):
+            return
+        engines = engines_of(halves)
+        if not stepping and any(not engine.syncing for engine in engines):
+            self.unsent = True
+        elif self.unsent:
+            self.unsent = False
+            for engine in engines:
+                average_gradients(self.all_fp32_from_fp16_params if self.has_masters else halves, engine.peers)
 
     @torch.no_grad()
     def _fill_masters(self, scaler: LossScaler, scale: float) -> None:

@@ -77,9 +77,9 @@ def step(optimizer: Any, closure: Callable[[], Any] | None = None, *args: Any, *
     if stash.has_masters:
         if closure is not None:
             raise RuntimeError("Currently, Amp does not support closure use with optimizers.")
-        finish_sending(stash)
     elif closure is not None:
         closure = CASTS.reenabled(closure)
+    stash.send_kept(stepping=True)
     with CASTS.disabled():
         result = optimizer._amp_inner["step"](*(() if closure is None else (closure,)), *args, **kwargs)
     CASTS.clear_cache()
@@ -130,10 +130,6 @@ def add_param_group(optimizer: Any, group: dict[str, Any]) -> None:
     group["params"] = list_params(group["params"])
     stash.take_in(group, getattr(optimizer, "state", {}))
     optimizer._amp_inner["add_param_group"](group)
-
-
-def finish_sending(stash: AmpOptimizerState) -> None:
-    """Average over ranks what only this one has."""
 
 
 def _lazy_init_maybe_master_weights(_: Any) -> None:

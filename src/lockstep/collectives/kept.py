@@ -8,20 +8,32 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
+class Channel(Protocol):
+    """The ranks of an engine."""
+
+    size: int
+
+    def add_up(self, x: Tensor) -> None:
+        """Sum ``x`` over ranks in place."""
+        ...
+
+
 class Engine(Protocol):
-    """What averages the gradients of some parameters over ranks."""
+    """What averages the gradients of some parameters over ranks; ``syncing`` outside of blocks like ``no_sync``."""
 
     syncing: bool
 
-    def owns_any(self, ids: Collection[int]) -> bool:
-        """Whether some of the parameters with these ids are its own."""
+    @property
+    def peers(self) -> Channel:
+        """Its ranks."""
         ...
 
-    def average(self, tensors: Sequence[Tensor]) -> None:
-        """Average tensors over its ranks, in place."""
+    def owns_any(self, ids: Collection[int]) -> bool:
+        """Whether some of the parameters with these ids are its own."""
         ...
 
 
@@ -32,3 +44,20 @@ def engines_of(params: Collection[Tensor]) -> list[Engine]:
     """Those that own some of these parameters."""
     ids = {id(param) for param in params}
     return [engine for engine in engines if engine.owns_any(ids)]
+
+
+def average_gradients(holders: Sequence[Tensor], peers: Channel) -> None:
+    """Average ``.grad`` of tensors that stand for an engine's parameters; one that no rank has stays None.
+
+    Parts that were averaged before are equal on all ranks, and so stay what they are.
+    """
+    for dtype in dict.fromkeys(holder.dtype for holder in holders):
+        mine = [holder for holder in holders if holder.dtype == dtype]
+        there = torch.tensor([holder.grad is not None for holder in mine], dtype=dtype, device=mine[0].device)
+        parts = [torch.zeros_like(h) if h.grad is None else h.grad for h in mine]
+        flat = torch.cat([*(part.detach().reshape(-1) for part in parts), there])
+        peers.add_up(flat)
+        *means, counts = torch.split(flat, [*(holder.numel() for holder in mine), len(mine)])
+        for holder, mean, count in zip(mine, means, counts.tolist(), strict=True):
+            if count:
+                holder.grad = (mean / peers.size).view_as(holder)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from lockstep.collectives.kept import engines
 from lockstep.errors import LostRankError, MismatchError, UsageError
 from lockstep.parallel.buckets import MEBIBYTE
 from lockstep.parallel.control import CARRIED, Control, as_tensor, in_step, say, understand
@@ -81,9 +82,14 @@ class Reducer:
         self.members = Members(module, self._arrived, ignored)
         self._layout = self._lay_out(self.members.scan())
         self._next = 0
+        engines.add(self)
 
     def _lay_out(self, slots: list[Slot]) -> Layout:
         return Layout(slots, self.transport, self.device, self._caps)
+
+    def owns_any(self, ids: Collection[int]) -> bool:
+        """Whether some of the parameters with these ids are its own."""
+        return not self.members.ids.isdisjoint(ids)
 
     def _arrived(self, slot: Slot, _: Tensor) -> None:
         """A parameter's gradient has grown; called by autograd."""
