@@ -82,6 +82,7 @@ def initialize(
     _amp_state.verbosity = verbosity
     if not enabled:
         CASTS.deactivate()
+        vars(_amp_state).pop("loss_scalers", None)
         return models if optimizers is None else (models, optimizers)
     asked = {
         "cast_model_type": cast_model_type,

@@ -65,6 +65,7 @@ def master_params(optimizer: Any) -> Iterator[Tensor]:
     """Every parameter that an optimizer updates; where a half one has a master, the master.
 
     Example:
+        >>> import torch
         >>> layer = torch.nn.Linear(2, 1)
         >>> len(list(master_params(torch.optim.SGD(layer.parameters(), lr=0.1))))
         2
