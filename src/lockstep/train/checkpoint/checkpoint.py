@@ -155,6 +155,7 @@ class Checkpoint:
                 Checkpoints that were whole still are.
             UsageError: In the middle of an `Update`'s step, whose micro-batches would be lost; or something in a part
                 cannot be saved.
+            MismatchError: Ranks have different parts, steps, epochs or notes.
         """
         self._raise_failure()
         if parts.unfinished(self._parts):
@@ -166,10 +167,7 @@ class Checkpoint:
         self._put_off, self._saved_at = False, time.monotonic()
         self._lookout.settle()
         moment = saving.Moment(self.step_count, self.epoch, self._notes)
-        tell = parts.teller(self._parts)
-        problem, name, told = saving.begin(self._world, self._directory, self._serial + 1, moment, tell)
-        if problem:
-            raise CheckpointError(f"{self._who()}: the checkpoint was not begun: {problem}")
+        name, told = saving.begin(self._world, self._directory, self._serial + 1, moment, parts.teller(self._parts))
         self._serial, self._notes = name.serial, {}
         save = saving.Save(self._world, self._directory, name, moment, open_words(self._world))
         save.copy(saving.split(self._world, told), self._buffer)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lockstep.errors import UsageError
+from lockstep.errors import CheckpointError, MismatchError, UsageError
 from lockstep.train.checkpoint import files, keeping, manifest, reading, shares, together
 from lockstep.train.checkpoint.keeping import Best, Name
 from lockstep.train.checkpoint.manifest import Manifest, View
@@ -191,13 +191,18 @@ def describe(error: OSError) -> str:
 
 def begin(
     world: World, directory: Path, serial: int, moment: Moment, tell: Callable[[], dict[str, Told]]
-) -> tuple[str, Name, dict[str, Told]]:
+) -> tuple[Name, dict[str, Told]]:
     """Collect this rank's state and make the folder; agree on whether that went well, and on the name.
 
     Returns:
-        What went wrong on any rank; the folder's name; the state.
+        The folder's name; the state.
+
+    Raises:
+        UsageError: Something in a part cannot be saved, on any rank.
+        CheckpointError: The folder cannot be made.
+        MismatchError: Ranks save different things.
     """
-    problem, told, name = "", {}, Name(0, 0)
+    problem, told, name, usage = "", {}, Name(0, 0), False
     try:
         told = tell()
         if world.is_main:
@@ -205,17 +210,22 @@ def begin(
     except OSError as error:
         problem = describe(error)
     except (UsageError, RuntimeError) as error:
-        problem = str(error) or type(error).__name__
-    facts = zlib.crc32(json.dumps([list(told), moment.epoch, moment.notes]).encode()) if told else 0
-    found, rows = together.first_problem(world, problem, name.serial, moment.step, facts)
-    if not found and any(row[1:] != rows[0][1:] for row in rows):
-        found = (
-            f"ranks save different things: step, epoch, parts or notes are {moment.step}, {moment.epoch}, "
-            f"{list(told)}, {moment.notes} on rank {world.rank}. Every rank calls step(), save() and note() alike."
-        )
-    if found and world.is_main and name.serial:
+        problem, usage = str(error) or type(error).__name__, True
+    mine = [*told], moment.step, moment.epoch, moment.notes
+    found, rows = together.first_problem(world, problem, name.serial, usage, zlib.crc32(json.dumps(mine).encode()))
+    who = f"rank {world.rank} of {world.size}, step {moment.step}: no checkpoint was begun"
+    differ = any(row[2] != rows[0][2] for row in rows)
+    if (found or differ) and name.serial:
         files.discard(directory / name.partial)
-    return found, Name(rows[0][0], moment.step), told
+    if any(row[1] for row in rows):
+        raise UsageError(f"{who}: {found}")
+    if found:
+        raise CheckpointError(f"{who}: {found}. Those before it are as they were, and training may go on.")
+    if differ:
+        raise MismatchError(
+            f"{who}: ranks save different things. Here they are the parts {[*told]}, step {moment.step}, epoch "
+            f"{moment.epoch}, notes {moment.notes}. Every rank makes the same Checkpoint and calls step(), save() and "
+            f"note() alike."
+        )
+    return Name(rows[0][0], moment.step), told
 
-
-__all__ = ["Moment", "Save", "Split", "begin", "split"]

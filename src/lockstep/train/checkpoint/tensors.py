@@ -158,7 +158,7 @@ def read(name: str, entry: dict[str, Any], opened: Mapping[str, Opened], device:
     """
     try:
         dtype = dtype_of(entry["dtype"])
-        shape, itemsize = entry["shape"], torch.empty(0, dtype=dtype).element_size()
+        shape, itemsize = entry["shape"], dtype.itemsize
         sizes = [_bytes_of(opened[file].get_slice(key)) for file, key in entry["pieces"]]
         if sum(sizes) != math.prod(shape) * itemsize:
             raise DamagedError(
