@@ -51,9 +51,9 @@ class Run:
         for epoch in self.checkpoint.epochs(epochs):
             self.epochs.append(epoch)
             for features, labels in self.train:
-                features = features.to(next(self.model.parameters()).dtype)
+                x = features.to(next(self.model.parameters()).dtype)
                 with self.update:
-                    found = self.model(features).squeeze(1)
+                    found = self.model(x).squeeze(1)
                     self.update.backward(mse_loss(found, labels.to(found.dtype), reduction="none"))
                 if self.update.stepped:
                     self.losses.append(self.update.loss)

@@ -1,7 +1,6 @@
 """What a state may hold, and that it comes back as it was."""
 
 import math
-import warnings
 from collections import Counter, OrderedDict, deque
 
 import numpy as np
@@ -14,6 +13,12 @@ from torch import nn
 import lockstep
 from lockstep.train.checkpoint import trees
 
+# torch warns of what is new, or on its way out.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor"),
+    pytest.mark.filterwarnings("ignore:Sparse"),
+]
 OPTIMIZERS = sorted(
     name
     for name, kind in vars(torch.optim).items()
@@ -148,15 +153,6 @@ DTYPES = [
     *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
     torch.complex32,
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def some_dtypes_are_still_new():
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "ComplexHalf support is experimental|.*quantized tensor creation functions")
-        warnings.filterwarnings("ignore", "Sparse (CSR|CSC|BSR|BSC) tensor support is in beta")
-        warnings.filterwarnings("ignore", "Sparse invariant checks")
-        yield
 
 
 def test_every_dtype_comes_back(tmp_path):

@@ -13,10 +13,11 @@ from lockstep.train.checkpoint import files, keeping, parts, reading, restoring,
 from lockstep.train.checkpoint.background import Background
 from lockstep.train.checkpoint.lookout import Lookout, Seen
 from lockstep.train.checkpoint.manifest import DamagedError
-from lockstep.train.checkpoint.signals import STOPPED, Signals, name_of
+from lockstep.train.checkpoint.signals import Signals, name_of
 from lockstep.train.checkpoint.tensors import Buffer
 from lockstep.train.checkpoint.words import open_words
 from lockstep.world import current
+from lockstep.world.ending import SAVED
 
 
 class Checkpoint:
@@ -234,10 +235,10 @@ class Checkpoint:
         if self._world.is_main:
             sys.stderr.write(
                 f"lockstep: {name_of(number)}: saved at step {self.step_count} in {self._directory}; exit code "
-                f"{STOPPED}. Start the same command again to go on.\n"
+                f"{SAVED}. Start the same command again to go on.\n"
             )
             sys.stderr.flush()
-        raise SystemExit(STOPPED)
+        raise SystemExit(SAVED)
 
     def _raise_failure(self) -> None:
         """Wait for the save before, if there is one, and raise what it says; every rank waits for the same."""

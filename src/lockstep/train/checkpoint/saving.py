@@ -228,4 +228,3 @@ def begin(
             f"note() alike."
         )
     return Name(rows[0][0], moment.step), told
-

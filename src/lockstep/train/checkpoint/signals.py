@@ -6,8 +6,6 @@ import threading
 from types import FrameType
 
 NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
-STOPPED = 75
-"""The exit code after a save that a signal asked for: ``EX_TEMPFAIL`` of sysexits.h, "try again later"."""
 
 
 def name_of(number: int) -> str:
