@@ -128,7 +128,7 @@ def read(path: Path, most: int) -> bytes:
         size = os.fstat(fd).st_size
         if size > most:
             raise DamagedError(f"{path.name} has {size} bytes, more than the {most} that are read")
-        return file.read(most)
+        return file.read(size)
 
 
 def check(path: Path, size: int, crc: int) -> None:

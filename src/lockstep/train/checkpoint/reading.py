@@ -43,6 +43,13 @@ def verify(world: World, folder: Path) -> tuple[str, Manifest | None]:
     return said, found if not said else None
 
 
+def refuse_repeated(view: View) -> None:
+    """Raise DamagedError if bytes are used twice: what is read may then be larger than the files."""
+    pieces = [tuple(piece) for entry in view.tensors.values() for piece in entry["pieces"]]
+    if len(set(pieces)) < len(pieces):
+        raise DamagedError("tensors of the manifest lie in the same place")
+
+
 @contextlib.contextmanager
 def opened(folder: Path, found: Manifest) -> Iterator[dict[str, Any]]:
     """Open the files of a checkpoint that was verified.

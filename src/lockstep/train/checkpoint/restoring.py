@@ -80,6 +80,7 @@ def load(world: World, targets: dict[str, Any], found: Found) -> None:
         )
     problem, states = "", {}
     try:
+        reading.refuse_repeated(view)
         with reading.opened(found.folder, manifest) as handles:
             for name in (*targets, parts.RANDOM):
                 states[name] = reading.read_part(view.trees[name], view, handles, world.device)
@@ -88,14 +89,14 @@ def load(world: World, targets: dict[str, Any], found: Found) -> None:
     problem, _ = together.first_problem(world, problem)
     if problem:
         raise CheckpointError(f"{who}: {found.folder} cannot be used: {problem}.")
-    problem, _ = together.first_problem(world, _hand_over(targets, states))
-    if problem:
-        raise UsageError(f"{who}: {found.folder} does not fit: {problem}")
     if manifest.parted:
         world.part_ways()
     if world.rank < ranks:
-        randomness.load_state_dict(states[parts.RANDOM])
-    elif manifest.parted:  # this rank was not there: numbers that nobody has drawn yet
+        targets = {**targets, parts.RANDOM: randomness}
+    problem, _ = together.first_problem(world, _hand_over(targets, states))
+    if problem:
+        raise UsageError(f"{who}: {found.folder} does not fit: {problem}")
+    if manifest.parted and world.rank >= ranks:  # this rank was not there: numbers that nobody has drawn yet
         seeds.plant(seeds.own_seed(seeds.own_seed(world.seed, manifest.step), world.rank))
 
 
