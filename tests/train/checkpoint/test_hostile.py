@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 
 import lockstep
-from lockstep.train.checkpoint import manifest, shares
+from lockstep.train.checkpoint import manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 
@@ -222,25 +222,6 @@ def test_nothing_of_a_checkpoint_is_loaded_if_a_later_part_of_it_is_no_good(tmp_
         lockstep.Checkpoint(tmp_path, values=found, other={}).restore(folder)
 
     assert found == {"mine": 1}
-
-
-@given(
-    sizes=st.lists(st.tuples(st.integers(0, 50), st.sampled_from([1, 2, 4, 8, 16])), max_size=8),
-    ranks=st.integers(1, 6),
-)
-def test_shares_are_equal_and_hold_every_element_once_and_aligned(sizes, ranks):
-    extents = [shares.Extent(str(n), "float32", (items,), size) for n, (items, size) in enumerate(sizes)]
-    found = shares.divide(extents, ranks)
-    held = [(piece.extent.name, item) for share in found for piece in share for item in range(piece.start, piece.stop)]
-    bytes_of = [sum(piece.size for piece in share) for share in found]
-
-    assert sorted(held) == sorted((extent.name, item) for extent in extents for item in range(extent.items))
-    assert max(bytes_of) - min(bytes_of) <= 32  # two elements
-    for share in found:
-        at = 0
-        for piece in share:
-            assert at % piece.extent.itemsize == 0
-            at += piece.size
 
 
 def test_a_manifest_comes_back_as_it_was(good):

@@ -139,6 +139,21 @@ def test_c04_c10_in_the_middle_of_a_later_epoch_every_sample_comes_once_in_the_s
     assert len(whole) == 48
 
 
+def test_c10_a_loader_that_is_left_in_the_middle_of_every_epoch_begins_a_new_one_after_going_on(tmp_path):
+    def run(directory, epochs):
+        lockstep.init(device="cpu", seed=0)
+        train = lockstep.DataLoader(torch.arange(64), batch_size=4, shuffle=True)
+        seen = []
+        for _ in lockstep.Checkpoint(directory, train=train).epochs(epochs):
+            for batch in train:
+                seen.append(batch.tolist())
+                if len(seen) % 3 == 0:
+                    break
+        return seen
+
+    assert run(tmp_path / "whole", 3) == run(tmp_path / "parts", 2) + run(tmp_path / "parts", 3)
+
+
 # C05, another number of ranks: test_going_on.py, test_another_number_of_ranks_goes_on
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from launching import run
 
-ROUNDS = 50 if "LOCKSTEP_SOAK" in os.environ else 1
-pytestmark = pytest.mark.timeout(120 + ROUNDS * 60)
+KILLS, EPOCHS, STEPS = 4, 4, 20
+RUNS = 13 if "LOCKSTEP_SOAK" in os.environ else 2
+pytestmark = pytest.mark.timeout(300)
 
 # Kills are drawn before the run: at which step, which ranks, and whether at the step itself or a few writes later,
 # which is in the middle of a save. A file for each that has happened keeps it from happening again.
@@ -44,7 +45,7 @@ def step_and_die():
             done.touch()
             if not calls:
                 os.kill(os.getpid(), signal.SIGKILL)
-            deadly.left = calls
+            deadly.left = calls if rank == 0 else 1 + calls % 3  # rank 1 only writes its share
     step()
 
 run.checkpoint.step = step_and_die
@@ -64,20 +65,23 @@ def trained(folder, kills, epochs):
     return json.loads((folder / "weights.json").read_text()), end.stderr
 
 
-def draw_kills(seed, count, steps):
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("runs") / "whole", [], EPOCHS)[0]
+
+
+def draw_kills(seed):
     draw = random.Random(seed)
-    moments = sorted(draw.sample(range(steps), count))
-    return [(at, draw.choice([(0,), (1,), (0, 1)]), draw.choice([0, *range(1, 16)])) for at in moments]
+    moments = sorted(draw.sample(range(STEPS - 2), KILLS))
+    return [(at, draw.choice([(0,), (1,), (0, 1)]), draw.choice([0, *range(1, 12)])) for at in moments]
 
 
-@pytest.mark.parametrize("number", range(-(-ROUNDS // 8)))
-def test_runs_that_are_killed_end_with_the_same_weights_to_the_bit(tmp_path, number):
-    expected, _ = trained(tmp_path / "whole", [], 4)
-    kills = draw_kills(number, 8, 18)
-    found, said = trained(tmp_path / "killed", kills, 4)
-    died = len(list((tmp_path / "killed").glob("killed-*")))
+@pytest.mark.parametrize("number", range(RUNS))
+def test_runs_that_are_killed_end_with_the_same_weights_to_the_bit(tmp_path, uninterrupted, number):
+    found, said = trained(tmp_path / "killed", draw_kills(number), EPOCHS)
+    restarts = said.count("lockstep: restart ")
 
-    assert expected == found
-    assert died >= 8
-    assert said.count("lockstep: restart ") >= 6  # one that was to die in a save may have ended at a step with the next
+    assert uninterrupted == found
+    assert KILLS - 1 <= restarts <= KILLS * 2  # two that are to die may do so at once
+    assert "SIGKILL" in said
     assert [path for path in (tmp_path / "killed" / "runs").iterdir() if path.name.startswith(".")] == []

@@ -45,7 +45,7 @@ def same(a, b):  # noqa: PLR0911
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, float) and math.isnan(a):
         return math.isnan(b)
-    return a == b and str(a) == str(b)
+    return a == b if isinstance(a, set) else str(a) == str(b)
 
 
 def there_and_back(directory, state):
@@ -144,7 +144,7 @@ def test_plain_values_come_back_as_they_were(value):
 
     tree = json.loads(json.dumps(trees.encode(value, "x", None)))
 
-    assert str(value) == str(trees.decode(tree, None))
+    assert same(value, trees.decode(tree, None))
 
 
 DTYPES = [

@@ -3,13 +3,14 @@
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lockstep.errors import CheckpointError, UsageError
-from lockstep.train.checkpoint import files, keeping, parts, reading, restoring, saving
+from lockstep.train.checkpoint import files, keeping, reading, restoring, saving, states
 from lockstep.train.checkpoint.background import Background
 from lockstep.train.checkpoint.lookout import Lookout, Seen
 from lockstep.train.checkpoint.manifest import DamagedError
@@ -77,7 +78,7 @@ class Checkpoint:
         every_steps: int | None = None,
         every_minutes: float | None = None,
         background: bool = True,
-        **parts_: Any,
+        **parts: Any,
     ) -> None:
         if keep < 1:
             raise UsageError(f"keep={keep}: at least one checkpoint stays.")
@@ -85,22 +86,23 @@ class Checkpoint:
             raise UsageError(
                 f"every_steps={every_steps}, every_minutes={every_minutes}: write positive numbers, or None."
             )
-        if not parts_:
+        if not parts:
             raise UsageError("Nothing to save: write Checkpoint(directory, model=model, update=update, train=train).")
-        parts.refuse_stateless(parts_)
+        states.refuse_stateless(parts)
         self.epoch = 0
         self.step_count = 0
         self._world = current()
         self._directory = Path(directory).absolute()
         self._keep, self._best = keep, keeping.read_best(keep_best)
         self._every_steps, self._every_minutes = every_steps, every_minutes
-        self._parts, self._in_background = parts_, background
+        self._parts, self._in_background = parts, background
         self._restored = self._put_off = self._warned = False
         self._notes: dict[str, float] = {}
         self._saved_at = time.monotonic()
         self._serial = 0
         self._signals, self._lookout = Signals(), Lookout(self._world)
         self._background, self._buffer = Background(), Buffer()
+        weakref.finalize(self, self._signals.give_back)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Give the epochs that are left of ``count``, and save; begins with `restore` unless that was called.
@@ -113,7 +115,7 @@ class Checkpoint:
         try:
             while self.epoch < count:
                 yield self.epoch
-                parts.end_epoch(self._parts)
+                states.end_epoch(self._parts)
                 self.epoch += 1
                 self._put_off = self._put_off or (self._every_steps is None and self._every_minutes is None)
                 self._act(self._lookout.catch_up(self._look()), last=self.epoch >= count)
@@ -130,7 +132,7 @@ class Checkpoint:
             SystemExit: With code 75, after a signal.
         """
         self._signals.take()
-        if parts.unfinished(self._parts):
+        if states.unfinished(self._parts):
             return
         self.step_count += 1
         if self._every_steps is not None and self.step_count % self._every_steps == 0:
@@ -158,23 +160,36 @@ class Checkpoint:
                 cannot be saved.
             MismatchError: Ranks have different parts, steps, epochs or notes.
         """
-        self._raise_failure()
-        if parts.unfinished(self._parts):
+        self.wait()
+        if states.unfinished(self._parts):
             raise UsageError(
                 f"{self._who()}: save() in the middle of an Update's step; its micro-batches would be lost. Save where "
                 f"update.stepped is true, or let checkpoint.step() find the moment."
             )
+        self._save(wait)
+
+    def _save(self, wait: bool) -> None:
         self._warn_of_forgotten_loader()
         self._put_off, self._saved_at = False, time.monotonic()
         self._lookout.settle()
         moment = saving.Moment(self.step_count, self.epoch, self._notes)
-        name, told = saving.begin(self._world, self._directory, self._serial + 1, moment, parts.teller(self._parts))
+        name, told = saving.begin(self._world, self._directory, self._serial + 1, moment, states.teller(self._parts))
         self._serial, self._notes = name.serial, {}
         save = saving.Save(self._world, self._directory, name, moment, open_words(self._world))
         save.copy(saving.split(self._world, told), self._buffer)
         self._background.start(lambda: save.write(self._keep, self._best))
         if wait or not self._in_background:
-            self._raise_failure()
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the save in progress, if there is one, is on the disk.
+
+        Raises:
+            CheckpointError: It could not be written, on any rank; on every rank.
+        """
+        problem = self._background.wait()
+        if problem:
+            raise CheckpointError(f"{self._who()}: a checkpoint could not be written: {problem}")
 
     def restore(self, path: str | PathLike[str] | None = None) -> bool:
         """Go on from a checkpoint.
@@ -189,7 +204,7 @@ class Checkpoint:
             CheckpointError: The one at ``path`` is damaged, or all that there are.
             UsageError: The checkpoint is of other parts, or of parts of another shape.
         """
-        self._raise_failure()
+        self.wait()
         self._restored = True
         folder = Path(path).absolute() if path is not None else None
         found = restoring.find(self._world, self._directory, folder)
@@ -224,13 +239,16 @@ class Checkpoint:
         """Do what all ranks have come to know; the same on each."""
         if seen.failed:
             self._lookout.settle()
-            self._raise_failure()
+            self.wait()
         if seen.signal:
             self._stop(seen.signal)
-        if (self._put_off or seen.due or last) and not parts.unfinished(self._parts):
-            self.save(wait=last)
+        if last or ((self._put_off or seen.due) and not states.unfinished(self._parts)):
+            self.wait()
+            self._save(wait=last)  # behind the last epoch nobody will finish a step that has begun
 
     def _stop(self, number: int) -> NoReturn:
+        if problem := self._background.wait():
+            sys.stderr.write(f"lockstep: {self._who()}: a checkpoint could not be written: {problem}\n")
         self.save(wait=True)
         if self._world.is_main:
             sys.stderr.write(
@@ -240,19 +258,13 @@ class Checkpoint:
             sys.stderr.flush()
         raise SystemExit(SAVED)
 
-    def _raise_failure(self) -> None:
-        """Wait for the save before, if there is one, and raise what it says; every rank waits for the same."""
-        problem = self._background.wait()
-        if problem:
-            raise CheckpointError(f"{self._who()}: a checkpoint could not be written: {problem}")
-
     def _warn_of_forgotten_loader(self) -> None:
-        if not self._warned and self._world.is_main and parts.forgotten_loader(self._parts, self._world):
+        if not self._warned and self._world.is_main and states.forgotten_loader(self._parts, self._world):
             self._warned = True
             warnings.warn(
                 f"{self._who()}: the lockstep.DataLoader that gave the last batch is no part of the checkpoint: a "
                 f"restarted run begins an epoch again instead of going on in it. Write Checkpoint(..., train=train).",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _who(self) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.errors import CheckpointError, UsageError
-from lockstep.train.checkpoint import files, parts, randomness, reading, together
+from lockstep.train.checkpoint import files, randomness, reading, states, together
 from lockstep.train.checkpoint.keeping import Name
 from lockstep.train.checkpoint.manifest import DamagedError, Manifest
 from lockstep.world import World, seeds
@@ -72,18 +72,18 @@ def load(world: World, targets: dict[str, Any], found: Found) -> None:
     ranks = len(manifest.own)
     view = manifest.view(world.rank if world.rank < ranks else 0)
     who = f"rank {world.rank} of {world.size}"
-    missing = [name for name in (*targets, parts.RANDOM) if name not in view.trees]
+    missing = [name for name in (*targets, states.RANDOM) if name not in view.trees]
     if missing:
         raise UsageError(
-            f"{who}: {found.folder} has no part {missing[0]!r}; it has {sorted(set(view.trees) - {parts.RANDOM})}. "
+            f"{who}: {found.folder} has no part {missing[0]!r}; it has {sorted(set(view.trees) - {states.RANDOM})}. "
             f"Make the Checkpoint with the same parts, or with fewer."
         )
-    problem, states = "", {}
+    problem, read = "", {}
     try:
         reading.refuse_repeated(view)
         with reading.opened(found.folder, manifest) as handles:
-            for name in (*targets, parts.RANDOM):
-                states[name] = reading.read_part(view.trees[name], view, handles, world.device)
+            for name in (*targets, states.RANDOM):
+                read[name] = reading.read_part(view.trees[name], view, handles, world.device)
     except DamagedError as error:
         problem = str(error)
     problem, _ = together.first_problem(world, problem)
@@ -92,19 +92,19 @@ def load(world: World, targets: dict[str, Any], found: Found) -> None:
     if manifest.parted:
         world.part_ways()
     if world.rank < ranks:
-        targets = {**targets, parts.RANDOM: randomness}
-    problem, _ = together.first_problem(world, _hand_over(targets, states))
+        targets = {**targets, states.RANDOM: randomness}
+    problem, _ = together.first_problem(world, _hand_over(targets, read))
     if problem:
         raise UsageError(f"{who}: {found.folder} does not fit: {problem}")
     if manifest.parted and world.rank >= ranks:  # this rank was not there: numbers that nobody has drawn yet
         seeds.plant(seeds.own_seed(seeds.own_seed(world.seed, manifest.step), world.rank))
 
 
-def _hand_over(targets: dict[str, Any], states: dict[str, Any]) -> str:
+def _hand_over(targets: dict[str, Any], read: dict[str, Any]) -> str:
     """Load; what goes wrong is given in words, for all ranks to know."""
     for name, part in targets.items():
         try:
-            parts.load(part, states.pop(name))
+            states.load(part, read.pop(name))
         except Exception as error:
             return f"part {name!r}: {type(error).__name__}: {error}"
     return ""

@@ -14,7 +14,7 @@ from lockstep.errors import CheckpointError, MismatchError, UsageError
 from lockstep.train.checkpoint import files, keeping, manifest, reading, shares, together
 from lockstep.train.checkpoint.keeping import Best, Name
 from lockstep.train.checkpoint.manifest import Manifest, View
-from lockstep.train.checkpoint.parts import Told
+from lockstep.train.checkpoint.states import Told
 from lockstep.train.checkpoint.tensors import Buffer, Held, digest
 from lockstep.train.checkpoint.words import Words
 from lockstep.world import World
@@ -100,7 +100,10 @@ class Save:
             extents = [held.extent for held in parts.shared.values()]
             self._shares = shares.divide(extents, self._size)
             mine = [shares.Piece(h.extent, 0, h.extent.items) for h in parts.mine.values() if h.extent.items]
-            pieces = sorted(self._shares[self._rank] + mine, key=lambda piece: -piece.extent.itemsize)
+            pieces = sorted(
+                self._shares[self._rank] + mine,
+                key=lambda piece: (-piece.extent.itemsize, piece.size % shares.LINE > 0),
+            )
             head = shares.header(pieces)
             filled = buffer.fill(pieces, parts.shared | parts.mine, head)
             self._bytes = memoryview(filled.numpy())  # type: ignore[arg-type]

@@ -5,16 +5,20 @@ is in torch 2.9 to 2.13.
 """
 
 import itertools
-from datetime import timedelta
+import threading
+import time
 from typing import Protocol
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from lockstep.errors import LateRankError
 from lockstep.world import World
 
-_PATIENCE = timedelta(seconds=3600)
-"""How long a share may take to write: a slow disk is no reason to give up, a rank that is gone ends the job anyway."""
+_PATIENCE, _AT_THE_END = 3600.0, 60.0
+"""Seconds that a share may take to write: a slow disk is no reason to give up while the loop goes on, and a rank that
+is gone ends it anyway. Once the main thread has ended, only this wait keeps the process."""
+_LOOK_EVERY = 0.01
 
 _talks = itertools.count()
 
@@ -62,11 +66,23 @@ class Store:
     def _key(self, rank: int, what: str) -> str:
         return f"{self._prefix}/{rank}/{what}"
 
+    def _wait(self, keys: list[str]) -> None:
+        """Wait for words of other ranks."""
+        until, ending = time.monotonic() + _PATIENCE, False
+        # Not by the store's own wait: the end of its patience is a warning on the screen.
+        while not self._store.check(keys):
+            if not ending and not threading.main_thread().is_alive():
+                until, ending = time.monotonic() + _AT_THE_END, True
+            if time.monotonic() > until:
+                missing = [key.split("/")[-2] for key in keys if not self._store.check([key])]
+                raise LateRankError(f"rank(s) {', '.join(missing)} did not write their share in time")
+            time.sleep(_LOOK_EVERY)
+
     def collect(self, mine: str) -> list[str]:
         """Wait for all."""
         keys = [self._key(rank, "report") for rank in range(1, self._size)]
         if keys:
-            self._store.wait(keys, _PATIENCE)
+            self._wait(keys)
         texts = [mine, *(self._store.get(key).decode() for key in keys)]
         for key in keys:
             self._store.delete_key(key)
@@ -77,14 +93,14 @@ class Store:
         self._store.set(self._key(0, "verdict"), text)
         keys = [self._key(rank, "heard") for rank in range(1, self._size)]
         if keys:
-            self._store.wait(keys, _PATIENCE)
+            self._wait(keys)
         for key in (self._key(0, "verdict"), *keys):
             self._store.delete_key(key)
 
     def hear(self, mine: str) -> str:
         """Say it, wait, and say that it was heard."""
         self._store.set(self._key(self._rank, "report"), mine)
-        self._store.wait([self._key(0, "verdict")], _PATIENCE)
+        self._wait([self._key(0, "verdict")])
         text: str = self._store.get(self._key(0, "verdict")).decode()
         self._store.set(self._key(self._rank, "heard"), "")
         return text
