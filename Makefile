@@ -10,10 +10,11 @@ run: env
 test: lint
 	$(BIN)/pytest -q
 
-# What takes too long for every change: hundreds of killed and stopped ranks, clean ends, random calls, very large tensors.
+# What takes too long for every change: hundreds of killed and stopped ranks, clean ends, random calls, very large tensors, killed runs.
 soak: env
 	SOAK=1 $(BIN)/pytest -q --timeout=1200 tests/shm
 	LOCKSTEP_SOAK=100 $(BIN)/pytest -q --timeout=1200 tests/launcher/test_soak.py
+	LOCKSTEP_SOAK=50 $(BIN)/pytest -q --timeout=3600 tests/train/checkpoint/test_restarts.py
 
 lint: env
 	$(BIN)/ruff check .

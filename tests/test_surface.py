@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 NAMES = [
+    "Checkpoint",
+    "CheckpointError",
     "DataLoader",
     "DataParallel",
     "DistributedDataParallel",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from lockstep.collectives import total as total
     from lockstep.data import DataLoader as DataLoader
     from lockstep.data import DistributedSampler as DistributedSampler
+    from lockstep.errors import CheckpointError as CheckpointError
     from lockstep.errors import LateRankError as LateRankError
     from lockstep.errors import LockstepError as LockstepError
     from lockstep.errors import LostRankError as LostRankError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lockstep.parallel.ddp import DistributedDataParallel as DistributedDataParallel
     from lockstep.parallel.one_process import DataParallel as DataParallel
     from lockstep.train.bar import progress as progress
+    from lockstep.train.checkpoint import Checkpoint as Checkpoint
     from lockstep.train.update import Update as Update
     from lockstep.train.weight_files import load_weights as load_weights
     from lockstep.train.weight_files import save_weights as save_weights
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 else:
     # Every public name and the module it lives in, which is loaded when the name is first used.
     _HOMES = {
+        "Checkpoint": "lockstep.train.checkpoint",
+        "CheckpointError": "lockstep.errors",
         "DataLoader": "lockstep.data",
         "DataParallel": "lockstep.parallel.one_process",
         "DistributedDataParallel": "lockstep.parallel.ddp",
@@ -95,6 +99,8 @@ def _start_shm(options: Any, more: object) -> Any:
 torch.distributed.Backend.register_backend("shm", _start_shm, extended_api=True, devices=["cpu"])
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointError",
     "DataLoader",
     "DataParallel",
     "DistributedDataParallel",

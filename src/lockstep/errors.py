@@ -7,6 +7,7 @@ Every error is also one of Python's own, so that ``except`` clauses written befo
     ├── MismatchError (RuntimeError)      the ranks disagree: other models, other collectives, other lengths
     ├── LateRankError (TimeoutError)      a rank did not come in time
     ├── LostRankError (RuntimeError)      a rank failed or died while others were waiting for it
+    ├── CheckpointError (OSError)         a checkpoint could not be written or read; says which file and why
     └── NotFiniteError (ArithmeticError)  losses or gradients are not numbers any more
 """
 
@@ -29,6 +30,10 @@ class LateRankError(LockstepError, TimeoutError):
 
 class LostRankError(LockstepError, RuntimeError):
     """A rank failed or died while others were waiting for it."""
+
+
+class CheckpointError(LockstepError, OSError):
+    """A checkpoint could not be written or read; the message says which file, on which rank, and why."""
 
 
 class NotFiniteError(LockstepError, ArithmeticError):

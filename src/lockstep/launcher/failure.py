@@ -4,6 +4,8 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from lockstep.world.ending import SAVED
+
 
 class End(NamedTuple):
     """How one rank ended.
@@ -93,6 +95,16 @@ def exit_code(end: End | None) -> int:
     return 128 + end.signal if end.code is None else end.code
 
 
+def saved(end: End | None) -> bool:
+    """Whether a rank saved and ended because a signal had asked it to; then nothing is to be started again here.
+
+    Example:
+        >>> saved(End(0, 0, "a", 0.0, code=75)), saved(End(0, 0, "a", 0.0, code=1))
+        (True, False)
+    """
+    return end is not None and end.code == SAVED
+
+
 def cause(end: End) -> str:
     """What a rank died of, in a few words.
 
@@ -121,7 +133,7 @@ def report(ends: Sequence[End], size: int) -> str:
         lockstep: rank 1 of 2 (local rank 1 on ant) failed first: exit code 3
     """
     first = find_first(ends)
-    if first is None:
+    if first is None or saved(first):  # rank 0 has said so
         return ""
     others = sorted((end for end in ends if end.failed and end is not first), key=lambda end: end.when)
     lines = [

@@ -119,6 +119,8 @@ class Watch:
             raise RendezvousGracefulExitError
         if self.starts:
             first = failure.find_first(self.ends())
+            if failure.saved(first):
+                raise RendezvousGracefulExitError
             line = failure.restart_line(first, self.starts, self._plan.max_restarts)
             self._say(say=(first.text if first else "") + line)
         with self._lock:
@@ -233,7 +235,9 @@ class Watch:
     def _end_others(self, failed: Rank) -> None:
         """One has failed: the others would wait for it. They may end by themselves, but not for long."""
         if self._kill_at == _NEVER:
-            self._kill_at = time.monotonic() + min(FAILURE_GRACE, self._plan.grace)
+            # One that has saved does not leave others waiting: they have saved too, and are on their way out.
+            grace = self._plan.grace if failure.saved(failed.end()) else min(FAILURE_GRACE, self._plan.grace)
+            self._kill_at = time.monotonic() + grace
             for rank in self._ranks:
                 if rank is not failed:
                     rank.tell(signal.SIGTERM)

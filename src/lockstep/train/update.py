@@ -239,6 +239,11 @@ class Update:
         return f"rank {self._world.rank} of {self._world.size}, step {self.step_count}"
 
     @property
+    def unfinished(self) -> bool:
+        """Whether there are micro-batches of a step that has not been made yet; `state_dict` has no place for them."""
+        return self._inside or bool(self._micro_batches)
+
+    @property
     def loss(self) -> float:
         """The mean loss of the last step over all ranks and micro-batches; NaN before the first."""
         return self._loss_of_step

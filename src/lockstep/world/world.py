@@ -71,6 +71,11 @@ class World:
             sys.stdout.write(sep.join(map(str, values)) + end)
             sys.stdout.flush()
 
+    @property
+    def parted(self) -> bool:
+        """Whether each rank draws random numbers of its own by now; see `part_ways`."""
+        return self._parted
+
     def part_ways(self) -> None:
         """From here on each rank draws its own random numbers; rank 0 goes on as if it were alone.
 
