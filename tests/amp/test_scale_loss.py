@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from amp.programs import half_is, printed
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -185,6 +185,7 @@ def test_delay_overflow_check_leaves_scale_and_step_alone():
     assert not optimizer._amp_stash.already_patched
 
 
+@settings(max_examples=20)
 @given(st.lists(st.booleans(), min_size=1, max_size=4), st.sampled_from(["O1", "O2"]), st.sampled_from([1.0, 0.5]))
 def test_accumulation_with_any_delays_gives_the_sum_of_the_gradients(delays, level, factor):
     """The last block is never delayed; in bf16 with one batch each contribution is the same."""
