@@ -1,7 +1,7 @@
 """What a rank does before an old script begins: the one call that the launcher makes."""
 
 import atexit
-import importlib.util
+import importlib
 import multiprocessing
 import os
 import sys
@@ -10,6 +10,7 @@ from typing import Any
 
 from lockstep.compat import children, meeting, rank_argument, slurm
 from lockstep.compat.choose import Compat
+from lockstep.compat.install import install
 from lockstep.compat.mends import loading, table
 from lockstep.compat.mends.book import Book
 
@@ -36,8 +37,7 @@ def begin(compat: Compat, *, one_node: bool) -> None:
 
 def begin_here(compat: Compat) -> Book:
     """Put in place what any process of the script needs; give the book of what is mended in it."""
-    if importlib.util.find_spec("lockstep.compat.install"):
-        importlib.import_module("lockstep.compat.install").install()
+    install()
     book = Book()
     table.put_in_place(compat.mends, book)
     torch: Any = importlib.import_module("torch")
