@@ -1,6 +1,7 @@
 """The few operations between ranks that everything else is built from, for one rank and for many."""
 
 import os
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -17,6 +18,10 @@ class Ranks(Protocol):
 
     def add_up(self, x: Tensor) -> Tensor:
         """Give the sum over ranks, the same bits on each; ``x`` stays as it is."""
+        ...
+
+    def add_up_later(self, x: Tensor) -> Callable[[], Tensor]:
+        """Start `add_up`; the function that comes back waits for the sum."""
         ...
 
     def line_up(self, x: Tensor) -> Tensor:
@@ -36,6 +41,10 @@ class Alone:
     def add_up(self, x: Tensor) -> Tensor:
         """Give a copy: the sum over one rank."""
         return x.detach().clone()
+
+    def add_up_later(self, x: Tensor) -> Callable[[], Tensor]:
+        """Nothing to wait for."""
+        return lambda: x
 
     def line_up(self, x: Tensor) -> Tensor:
         """Give ``(1, *x.shape)``."""
@@ -58,6 +67,18 @@ class Group:
         there = self._copy(x)
         dist.all_reduce(there)
         return there.to(x.device)
+
+    def add_up_later(self, x: Tensor) -> Callable[[], Tensor]:
+        """Start the sum over ranks."""
+        there = self._copy(x)
+        work = dist.all_reduce(there, async_op=True)
+
+        def wait() -> Tensor:
+            assert work is not None  # only for ranks outside the group
+            work.wait()
+            return there.to(x.device)
+
+        return wait
 
     def _copy(self, x: Tensor) -> Tensor:
         return torch.empty(x.shape, dtype=x.dtype, device=self._carrier or x.device).copy_(x.detach())
@@ -87,6 +108,10 @@ class NotStarted:
         )
 
     def add_up(self, x: Tensor) -> Tensor:  # noqa: ARG002
+        """Refuse."""
+        raise self._refuse()
+
+    def add_up_later(self, x: Tensor) -> Callable[[], Tensor]:  # noqa: ARG002
         """Refuse."""
         raise self._refuse()
 
