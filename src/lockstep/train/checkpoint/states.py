@@ -77,5 +77,5 @@ def end_epoch(parts: dict[str, Any]) -> None:
 
 def forgotten_loader(parts: dict[str, Any], world: World) -> bool:
     """Whether the batches come from a `lockstep.DataLoader` whose position the checkpoint does not hold."""
-    loader = world.feed.current and world.feed.current()
+    loader = world.feed.current() if world.feed.current is not None else None
     return loader is not None and not any(part is loader for part in parts.values())
