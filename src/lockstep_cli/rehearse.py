@@ -1,0 +1,45 @@
+"""``lockstep run --device cpu``: what is asked for, and the report at the end."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+
+import click
+
+from lockstep.launcher.plan import LaunchPlan, Rehearsal
+from lockstep.launcher.script import Job, source_of
+
+
+def wanted(job: Job, device: str, hide_cuda: bool, steps: int | None) -> Rehearsal | None:
+    """Turn options into a wish; None without ``--device cpu``.
+
+    Raises:
+        click.UsageError: Options of a rehearsal without one.
+    """
+    if device != "cpu":
+        if hide_cuda or steps:
+            raise click.UsageError(f"{'--hide-cuda' if hide_cuda else '--steps'} belongs to a rehearsal: --device cpu.")
+        return None
+    from lockstep.compat.rehearsal.starts import starts_its_own_ranks
+
+    return Rehearsal(hide_cuda=hide_cuda, steps=steps or 0, own_ranks=starts_its_own_ranks(source_of(job)))
+
+
+@contextlib.contextmanager
+def folder_for(plan: LaunchPlan) -> Iterator[LaunchPlan]:
+    """Give a rehearsal its private folder while it lasts."""
+    if plan.rehearsal is None:
+        yield plan
+        return
+    with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as folder:
+        yield plan._replace(rehearsal=plan.rehearsal._replace(folder=folder))
+
+
+def print_report(plan: LaunchPlan) -> None:
+    """Print what the ranks have left, if they were asked to."""
+    if plan.rehearsal is None or not plan.rehearsal.steps:
+        return
+    from lockstep.compat.rehearsal.report import facts, page, words
+
+    report = page.put_together(facts.read_all(plan.rehearsal.folder))
+    click.echo("\n".join(words.lines(report)))
