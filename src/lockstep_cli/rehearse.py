@@ -1,6 +1,7 @@
 """``lockstep run --device cpu``: what is asked for, and the report at the end."""
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 
@@ -31,8 +32,12 @@ def folder_for(plan: LaunchPlan) -> Iterator[LaunchPlan]:
     if plan.rehearsal is None:
         yield plan
         return
-    with tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True) as folder:
+    # Not a TemporaryDirectory: it also ends with each of the processes that are forked from this one.
+    folder = tempfile.mkdtemp(prefix="lockstep-")
+    try:
         yield plan._replace(rehearsal=plan.rehearsal._replace(folder=folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def print_report(plan: LaunchPlan) -> None:

@@ -31,6 +31,7 @@ class Watch:
         self.saved: dict[str, None] = {}
         self.epochs: weakref.WeakKeyDictionary[Any, Epochs] = weakref.WeakKeyDictionary()
         self._rank, self._size = -1, 1
+        self._child = False
         self._taken: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
         self._gradients = models.Gradients()
 
@@ -55,6 +56,7 @@ class Watch:
         return end
 
     def _begin_again(self) -> None:
+        self._child = True
         self._taken.clear()
         self.collectives.seen.clear()
         self.saved.clear()
@@ -70,7 +72,9 @@ class Watch:
             sys.exit(0)
 
     def leave_facts(self) -> None:
-        """Write what was seen."""
+        """Write what was seen; a child that took no step is a loader's worker or the like."""
+        if self._child and not self.steps:
+            return
         if dist.is_initialized():
             self._rank, self._size = dist.get_rank(), dist.get_world_size()
         facts.write(self._settings.folder, self.sum_up())
