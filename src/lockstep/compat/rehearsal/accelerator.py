@@ -8,8 +8,6 @@ import torch
 from lockstep.compat.rehearsal.entry import Entry
 
 _SAME = {
-    "is_available": "is_available",
-    "device_count": "device_count",
     "current_device_index": "current_device",
     "set_device_index": "set_device",
     "device_index": "device",

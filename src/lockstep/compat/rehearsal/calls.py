@@ -23,7 +23,7 @@ def _questions(devices: Devices, hide_cuda: bool) -> list[Entry]:
     def properties(device: Any = None) -> Any:
         index = devices.cuda(device)
         return types.SimpleNamespace(
-            name=name(index),
+            name=f"lockstep rehearsal {index} (CPU)",
             major=_CAPABILITY[0],
             minor=_CAPABILITY[1],
             total_memory=installed(),
@@ -35,9 +35,6 @@ def _questions(devices: Devices, hide_cuda: bool) -> list[Entry]:
             uuid=f"rehearsal-{index}",
         )
 
-    def name(device: Any = None) -> str:
-        return f"lockstep rehearsal {devices.cuda(device)} (CPU)"
-
     def yes(*_: Any, **__: Any) -> bool:
         return True
 
@@ -45,12 +42,9 @@ def _questions(devices: Devices, hide_cuda: bool) -> list[Entry]:
         "is_available": lambda: not hide_cuda,
         "device_count": lambda: 0 if hide_cuda else devices.count,
         "is_initialized": yes,
-        "get_device_name": name,
         "get_device_properties": properties,
-        "get_device_capability": lambda device=None: (devices.cuda(device), _CAPABILITY)[1],
         "get_arch_list": lambda: ["sm_80"],
         "can_device_access_peer": yes,
-        "is_bf16_supported": yes,
         "utilization": lambda device=None: 0 * devices.cuda(device),
     }
     return [Entry("torch.cuda", name, answer) for name, answer in answers.items()]
@@ -85,9 +79,7 @@ def _choices(devices: Devices) -> list[Entry]:
         "device_of": device_of,
         "current_device": lambda: devices.current,
         "synchronize": wait,
-        "init": nothing,
-        "_lazy_init": nothing,
-        "ipc_collect": nothing,
+        "ipc_collect": nothing,  # after torch.cuda.empty_cache, which needs no replacement
     }
     return [Entry("torch.cuda", name, answer) for name, answer in answers.items()]
 
@@ -105,17 +97,14 @@ def _profiling() -> list[Entry]:
     def nothing(*_: Any, **__: Any) -> int:
         return 0
 
-    @contextlib.contextmanager
-    def named(*_: Any, **__: Any) -> Iterator[None]:
-        yield
-
-    marks = [Entry("torch.cuda.nvtx", name, nothing) for name in ("range_push", "range_pop", "mark", "range_start", "range_end")]
+    marks = [
+        Entry("torch.cuda.nvtx", name, nothing)
+        for name in ("range_push", "range_pop", "mark", "range_start", "range_end")
+    ]
     runtime = types.SimpleNamespace(cudaProfilerStart=nothing, cudaProfilerStop=nothing, cudaDeviceSynchronize=nothing)
     return [
         *marks,
-        Entry("torch.cuda.nvtx", "range", named),
         Entry("torch.cuda.profiler", "start", nothing),
         Entry("torch.cuda.profiler", "stop", nothing),
-        Entry("torch.cuda.profiler", "profile", named),
         Entry("torch.cuda", "cudart", lambda: runtime),
     ]

@@ -5,12 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.utils._device
 from torch import Tensor
-from torch.nn import Buffer, Parameter
-from torch.overrides import TorchFunctionMode
+from torch.nn import Parameter
+from torch.utils._device import DeviceContext
 
-from lockstep.compat.rehearsal.devices import CPU, Devices, mark, marked
+from lockstep.compat.rehearsal.devices import CPU, Devices, mark, marked, name_of
 from lockstep.compat.rehearsal.entry import Entry
 
 NEW = (
@@ -39,7 +38,12 @@ def entries(devices: Devices) -> list[Entry]:
     def host(*_: Any) -> int:
         return CPU
 
-    makers = [("torch", NEW, usual), ("torch", LIKE, alike), ("torch:Tensor", METHODS, alike), ("torch", FROM_HOST, host)]
+    makers = [
+        ("torch", NEW, usual),
+        ("torch", LIKE, alike),
+        ("torch:Tensor", METHODS, alike),
+        ("torch", FROM_HOST, host),
+    ]
     found = [
         Entry(owner, name, _maker(getattr(torch.Tensor if ":" in owner else torch, name), devices, otherwise))
         for owner, names, otherwise in makers
@@ -85,41 +89,32 @@ def _parameters() -> list[Entry]:
 
         return staticmethod(new)
 
-    return [Entry(f"torch.nn:{kind.__name__}", "__new__", in_front(kind.__new__)) for kind in (Parameter, Buffer)]
+    return [Entry("torch.nn:Parameter", "__new__", in_front(Parameter.__new__))]
 
 
 def _defaults(devices: Devices) -> list[Entry]:
-    plain = {
-        "type": torch.set_default_tensor_type,
-        "device": torch.set_default_device,
-        "get": torch.get_default_device,
-        "context": torch.utils._device.DeviceContext,
-    }
-
-    def set_default_device(device: Any) -> None:
-        index = CPU if device is None else devices.index(device)
-        devices.usual = CPU if index is None else index
-        plain["device"](device if index is None else None)
-
-    def get_default_device() -> torch.device:
-        return torch.device("cuda", devices.usual) if devices.usual != CPU else plain["get"]()
+    set_type = torch.set_default_tensor_type
 
     def set_default_tensor_type(wanted: Any) -> None:
         name = wanted if isinstance(wanted, str) else f"{wanted.__module__}.{wanted.__name__}"
         devices.usual = devices.current if ".cuda." in name else CPU
-        plain["type"](name.replace(".cuda.", "."))
+        set_type(name.replace(".cuda.", "."))
 
-    def in_context(device: Any) -> Any:
-        """``with torch.device("cuda"):``, for which torch's C++ makes this object."""
-        index = devices.index(device)
-        return plain["context"](device) if index is None else _Usual(index)
+    class Looks(type):
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, DeviceContext)
+
+    class Context(metaclass=Looks):
+        """``with torch.device("cuda"):`` and ``torch.set_default_device``, for which torch makes this object."""
+
+        def __new__(cls, device: Any) -> Any:
+            index = devices.index(device)
+            return DeviceContext(device) if index is None else _Usual(index)
 
     return [
         Entry("torch", "device", _numbered(torch.device)),
-        Entry("torch", "set_default_device", set_default_device),
-        Entry("torch", "get_default_device", get_default_device),
         Entry("torch", "set_default_tensor_type", set_default_tensor_type),
-        Entry("torch.utils._device", "DeviceContext", in_context),
+        Entry("torch.utils._device", "DeviceContext", Context),
     ]
 
 
@@ -138,11 +133,11 @@ def _numbered(plain: Any) -> Any:
     return device
 
 
-class _Usual(TorchFunctionMode):
+class _Usual(DeviceContext):
     """Stands in torch's stack of modes while ``with torch.device("cuda"):`` lasts; C++ takes it away again."""
 
     def __init__(self, index: int) -> None:
-        super().__init__()
+        super().__init__(name_of(index))
         self.index = index
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002

@@ -116,5 +116,3 @@ def place_in_script() -> str:
             break
         frame = frame.f_back
     return "?"
-
-

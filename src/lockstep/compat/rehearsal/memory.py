@@ -43,7 +43,7 @@ def read_status(text: str, field: str) -> int:
 
 
 def entries(devices: Devices) -> list[Entry]:
-    """What ``torch.cuda`` says of memory, and what ``torch.cuda.memory`` does."""
+    """What ``torch.cuda`` says of memory; the rest of it asks ``memory_stats``."""
 
     def of_device(answer: Callable[[], Any]) -> Callable[..., Any]:
         def ask(device: Any = None, *_: Any, **__: Any) -> Any:
@@ -70,15 +70,7 @@ def entries(devices: Devices) -> list[Entry]:
         pass
 
     answers: dict[str, Callable[[], Any]] = {
-        "memory_allocated": resident,
-        "memory_reserved": resident,
-        "memory_cached": resident,
-        "max_memory_allocated": peak,
-        "max_memory_reserved": peak,
-        "max_memory_cached": peak,
         "reset_peak_memory_stats": forget_peak,
-        "reset_max_memory_allocated": forget_peak,
-        "reset_max_memory_cached": forget_peak,
         "reset_accumulated_memory_stats": nothing,
         "mem_get_info": free_and_all,
         "memory_stats": statistics,
@@ -87,7 +79,9 @@ def entries(devices: Devices) -> list[Entry]:
         "list_gpu_processes": lambda: f"GPU: this is process {os.getpid()}, on CPU",
     }
     calls = {name: of_device(answer) for name, answer in answers.items()}
-    # These take no device first.
-    calls["empty_cache"] = lambda: None
-    calls["set_per_process_memory_fraction"] = lambda fraction, device=None: (fraction, devices.cuda(device), None)[2]
+
+    def set_fraction(fraction: float, device: Any = None) -> None:  # noqa: ARG001
+        devices.cuda(device)
+
+    calls["set_per_process_memory_fraction"] = set_fraction
     return [Entry(owner, name, call) for owner in ("torch.cuda", "torch.cuda.memory") for name, call in calls.items()]

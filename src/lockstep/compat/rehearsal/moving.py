@@ -38,7 +38,9 @@ def _moves(devices: Devices) -> list[Entry]:
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         given = [*args]
         wanted: Any = kwargs.pop("device", None)
-        if given and (given[0] is None or isinstance(given[0], (str, torch.device, int)) and not isinstance(given[0], bool)):
+        if given and (
+            given[0] is None or isinstance(given[0], (str, torch.device, int)) and not isinstance(given[0], bool)
+        ):
             wanted = given.pop(0)
             given = given[:1] if not given or isinstance(given[0], torch.dtype) else []  # then non_blocking and copy
             kwargs.setdefault("copy", bool(len(args) > 3 and args[3]))
@@ -46,7 +48,9 @@ def _moves(devices: Devices) -> list[Entry]:
             like = given.pop(0)
             given = [like.dtype]
             there = marked(like)
-            return move(self, CPU if there is None else there, *given, **{k: v for k, v in kwargs.items() if k != "other"})
+            return move(
+                self, CPU if there is None else there, *given, **{k: v for k, v in kwargs.items() if k != "other"}
+            )
         if wanted is None:
             there = marked(self)
             moved = _to(self, *given, **kwargs)
@@ -70,7 +74,6 @@ def _moves(devices: Devices) -> list[Entry]:
         Entry("torch:Tensor", "cuda", cuda),
         Entry("torch:Tensor", "cpu", cpu),
         Entry("torch:UntypedStorage", "cuda", stays),
-        Entry("torch:TypedStorage", "cuda", stays),
     ]
 
 

@@ -18,9 +18,13 @@ def entries(devices: Devices) -> list[Entry]:
     def copies(tensor: Tensor, wanted: Sequence[Any] | None = None, *, out: Any = None) -> tuple[Tensor, ...]:
         if out is not None:
             return tuple(x.copy_(tensor) for x in out)
-        return tuple(tensor if devices.cuda(d) == marked(tensor) else mark(tensor.clone(), devices.cuda(d)) for d in wanted or ())
+        return tuple(
+            tensor if devices.cuda(d) == marked(tensor) else mark(tensor.clone(), devices.cuda(d)) for d in wanted or ()
+        )
 
-    def copies_of_all(tensors: Sequence[Tensor], wanted: Sequence[Any], buffer_size: int = 0) -> list[tuple[Tensor, ...]]:  # noqa: ARG001
+    def copies_of_all(
+        tensors: Sequence[Tensor], wanted: Sequence[Any], buffer_size: int = 0
+    ) -> list[tuple[Tensor, ...]]:  # noqa: ARG001
         return [copies_to(tensors, devices.cuda(d)) for d in wanted]
 
     def copies_to(tensors: Sequence[Tensor], index: int) -> tuple[Tensor, ...]:
@@ -31,9 +35,6 @@ def entries(devices: Devices) -> list[Entry]:
         for x in inputs[1:]:
             total += x
         return mark(total, devices.cuda(destination))
-
-    def add_all(inputs: Sequence[Sequence[Tensor]], destination: Any = None, buffer_size: int = 0) -> tuple[Tensor, ...]:  # noqa: ARG001
-        return tuple(add(parts, destination) for parts in zip(*inputs, strict=True))
 
     def apart(
         tensor: Tensor,
@@ -51,7 +52,9 @@ def entries(devices: Devices) -> list[Entry]:
             return tuple(x.copy_(part) for x, part in zip(out, parts, strict=True))
         return tuple(mark(part.clone(), index or 0) for part, index in zip(parts, where, strict=False))
 
-    def together(tensors: Sequence[Tensor], dim: int = 0, destination: Any = None, *, out: Tensor | None = None) -> Tensor:
+    def together(
+        tensors: Sequence[Tensor], dim: int = 0, destination: Any = None, *, out: Tensor | None = None
+    ) -> Tensor:
         if out is not None:
             return out.copy_(torch.cat(list(tensors), dim))
         index = CPU if destination in ("cpu", torch.device("cpu"), -1) else devices.cuda(destination)
@@ -61,7 +64,6 @@ def entries(devices: Devices) -> list[Entry]:
         "broadcast": copies,
         "broadcast_coalesced": copies_of_all,
         "reduce_add": add,
-        "reduce_add_coalesced": add_all,
         "scatter": apart,
         "gather": together,
     }

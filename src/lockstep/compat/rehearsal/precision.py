@@ -1,24 +1,14 @@
 """Mixed precision: CUDA's autocast is the CPU's, in the type that CUDA would take."""
 
-import functools
 from typing import Any
 
 import torch
-from torch.amp import autocast_mode
 
 from lockstep.compat.rehearsal.entry import Entry
 
 
 def entries() -> list[Entry]:
-    """Autocast and what asks for it. ``GradScaler`` works by itself once CUDA is said to be there."""
-    begin = autocast_mode.autocast.__init__
-
-    @functools.wraps(begin)
-    def init(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
-        if device_type == "cuda":
-            device_type, dtype = "cpu", dtype or cuda_type[0]
-        begin(self, device_type, dtype, *args, **kwargs)
-
+    """What torch's autocast is made of. It and ``GradScaler`` work by themselves once CUDA is said to be there."""
     cuda_type = [torch.float16]  # torch.set_autocast_gpu_dtype
     enabled, get, put, switch = (
         torch.is_autocast_enabled,
@@ -43,7 +33,6 @@ def entries() -> list[Entry]:
         switch(_cpu(args[0]) if len(args) == 2 else "cpu", args[-1])
 
     return [
-        Entry("torch.amp.autocast_mode:autocast", "__init__", init),
         Entry("torch", "is_autocast_enabled", is_enabled),
         Entry("torch", "set_autocast_enabled", set_enabled),
         Entry("torch", "get_autocast_dtype", get_dtype),

@@ -91,7 +91,6 @@ def entries(devices: Devices) -> list[Entry]:
         "Stream": Stream,
         "ExternalStream": Stream,
         "Event": Event,
-        "stream": within,
         "StreamContext": within,
         "current_stream": current,
         "default_stream": current,

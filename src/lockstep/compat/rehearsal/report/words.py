@@ -33,10 +33,7 @@ def _findings(report: Report) -> Iterator[tuple[str, list[str]]]:
     everywhere = tuple(range(report.ranks))
     yield (
         "parameters without gradients",
-        [
-            name if ranks == everywhere else f"{name} ({_ranks(ranks)})"
-            for name, ranks in report.without_gradient
-        ],
+        [name if ranks == everywhere else f"{name} ({_ranks(ranks)})" for name, ranks in report.without_gradient],
     )
     yield "batch norm over one rank's samples only", list(report.unsynchronised)
     yield "samplers that shuffle every epoch alike (sampler.set_epoch(epoch))", list(report.same_epoch)
@@ -58,12 +55,10 @@ def _memory(peaks: Sequence[tuple[int, int]]) -> str:
 
 def _collectives(report: Report) -> list[str]:
     if not report.counted:
-        return ["not counted: gloo's cannot be; start the group with \"nccl\""]
+        return ['not counted: gloo\'s cannot be; start the group with "nccl"']
     if not report.collectives:
         return ["none in the last step"]
-    return [
-        f"{count} {kind}" + (f" of {show_bytes(size)}" if size else "") for kind, size, count in report.collectives
-    ]
+    return [f"{count} {kind}" + (f" of {show_bytes(size)}" if size else "") for kind, size, count in report.collectives]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
