@@ -21,6 +21,9 @@ def wanted(job: Job, device: str, hide_cuda: bool, steps: int | None) -> Rehears
         if hide_cuda or steps:
             raise click.UsageError(f"{'--hide-cuda' if hide_cuda else '--steps'} belongs to a rehearsal: --device cpu.")
         return None
+    # Every rank needs it, and takes more than a second for it; imported here, it is there in each that is forked.
+    import torch._dynamo
+
     from lockstep.compat.rehearsal.starts import starts_its_own_ranks
 
     return Rehearsal(hide_cuda=hide_cuda, steps=steps or 0, own_ranks=starts_its_own_ranks(source_of(job)))

@@ -35,7 +35,8 @@ def descend(model):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    return float(nn.functional.cross_entropy(model(x), y))
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model(x), y))
 
 
 def plain():
@@ -65,7 +66,7 @@ def adversarial():
         of_generator = judge(critic(fake), yes)
         of_generator.backward()
         steps[1].step()
-    return float(of_critic + of_generator)
+    return float((of_critic + of_generator).detach())
 
 
 # The script, what one process comes to, and how far half precision may be from it.
@@ -112,7 +113,7 @@ def test_an_old_script_runs_as_it_is_and_ends_with_the_loss_of_one_process(name,
     assert "a GPU would refuse it" not in done.stderr
     (loss,) = re.findall(r"final loss ([\d.]+)", done.stdout)
     assert float(loss) == pytest.approx(expected(), abs=tolerance)
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")] == []  # torch's own
 
 
 def test_they_are_fourteen_and_none_is_forgotten():

@@ -91,8 +91,7 @@ CUDA = {
     "is_current_stream_capturing": "assert not torch.cuda.is_current_stream_capturing()",
     "set_per_process_memory_fraction": "torch.cuda.set_per_process_memory_fraction(0.5, 0)",
     "default_generators": (
-        "s = torch.get_rng_state(); a = torch.rand(1); torch.cuda.set_rng_state(s, 1); assert torch.rand(1) == a\n"
-        "torch.cuda.set_rng_state_all([s, s]); assert torch.rand(1) == a"
+        "s = torch.get_rng_state(); a = torch.rand(1); torch.cuda.default_generators[1].set_state(s); assert torch.rand(1) == a"
     ),
 }
 SEED = "torch.manual_seed(1); {}; assert torch.initial_seed() == 7"
@@ -103,6 +102,7 @@ RANDOM = {
     "seed_all": "torch.manual_seed(1); {0}.seed_all(); assert torch.initial_seed() != 1",
     "initial_seed": "torch.manual_seed(5); assert {0}.initial_seed() == 5",
     "get_rng_state": "assert torch.equal({0}.get_rng_state(), torch.get_rng_state())",
+    "set_rng_state": "s = torch.get_rng_state(); a = torch.rand(1); {0}.set_rng_state(s); assert torch.rand(1) == a",
     "get_rng_state_all": "assert len({0}.get_rng_state_all()) == 2",
 }
 GROUP = (
@@ -112,6 +112,7 @@ GROUP = (
 )
 MODULES = {
     "torch.Tensor.to": f"x = torch.ones(2).to('cuda:1', torch.float64, non_blocking=True); {CUDA_1}; assert x.dtype == torch.float64",
+    "torch._C._nn._parse_to": "assert torch.nn.Linear(2, 2).to(1).weight.get_device() == 1",
     "torch.Tensor.cuda": f"x = torch.ones(2).cuda(1, non_blocking=True); {CUDA_1}",
     "torch.Tensor.cpu": "x = torch.ones(2).cuda().cpu(); assert not x.is_cuda; x += x.cpu()",
     "torch.Tensor.device": "x = torch.ones(2).cuda(); assert x.device.type == 'cuda'",

@@ -66,6 +66,14 @@ def _moves(devices: Devices) -> list[Entry]:
     def cpu(self: Tensor, **kwargs: Any) -> Tensor:
         return move(self, CPU, **kwargs)
 
+    parse = torch._C._nn._parse_to
+
+    def parse_to(*args: Any, **kwargs: Any) -> Any:
+        """For ``torch.nn.Module.to``, which may be given a number."""
+        if args and type(args[0]) is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
+        return parse(*args, **kwargs)
+
     def stays(self: Any, *_: Any, **__: Any) -> Any:
         return self
 
@@ -73,6 +81,7 @@ def _moves(devices: Devices) -> list[Entry]:
         Entry("torch:Tensor", "to", to),
         Entry("torch:Tensor", "cuda", cuda),
         Entry("torch:Tensor", "cpu", cpu),
+        Entry("torch._C._nn", "_parse_to", parse_to),
         Entry("torch:UntypedStorage", "cuda", stays),
     ]
 

@@ -23,6 +23,10 @@ def entries(devices: Devices) -> list[Entry]:
         devices.cuda(device)
         return torch.default_generator.get_state()
 
+    def set_state(state: Tensor, device: Any = "cuda") -> None:
+        devices.cuda(device)
+        torch.default_generator.set_state(state)
+
     class Looks(type):
         def __instancecheck__(cls, thing: Any) -> bool:
             return isinstance(thing, plain)
@@ -40,6 +44,7 @@ def entries(devices: Devices) -> list[Entry]:
         "seed_all": new_seed,
         "initial_seed": torch.default_generator.initial_seed,
         "get_rng_state": get_state,
+        "set_rng_state": set_state,
         "get_rng_state_all": lambda: [get_state() for _ in range(devices.count)],
     }
     found = [Entry(owner, name, call) for owner in ("torch.cuda", "torch.cuda.random") for name, call in calls.items()]

@@ -37,7 +37,7 @@ def starts_its_own_ranks(source: str) -> bool:
         return False
     grouped = "init_process_group" in names
     return bool(called & {"spawn", "start_processes"} or (called & _STARTS and grouped)) or (
-        "DataParallel" in called and not grouped
+        bool(called & {"DataParallel", "data_parallel"}) and not grouped
     )
 
 
