@@ -22,7 +22,7 @@ def wanted(job: Job, device: str, hide_cuda: bool, steps: int | None) -> Rehears
             raise click.UsageError(f"{'--hide-cuda' if hide_cuda else '--steps'} belongs to a rehearsal: --device cpu.")
         return None
     # Every rank needs it, and takes more than a second for it; imported here, it is there in each that is forked.
-    import torch._dynamo
+    import torch._dynamo  # noqa: F401
 
     from lockstep.compat.rehearsal.starts import starts_its_own_ranks
 

@@ -99,7 +99,9 @@ def parameters():
 
 
 @pytest.mark.parametrize(("name", "expected", "tolerance"), list(parameters()))
-def test_an_old_script_runs_as_it_is_and_ends_with_the_loss_of_one_process(name, expected, tolerance, tmp_path, monkeypatch):
+def test_an_old_script_runs_as_it_is_and_ends_with_the_loss_of_one_process(
+    name, expected, tolerance, tmp_path, monkeypatch
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     done = subprocess.run(
         [*LOCKSTEP, "run", "--device", "cpu", "-n", "2", str(HERE / f"{name}.py")],

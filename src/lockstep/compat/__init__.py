@@ -1,1 +1,1 @@
-"""What old scripts import and call; only the first lines of a rank know it, so that it can be deleted whole some day."""
+"""What old scripts import and call. Only the first lines of a rank know it, so that it can be deleted whole."""

@@ -49,7 +49,7 @@ METHODS = {
     "new_zeros": "(3,)",
     "new": "3",
 }
-TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()
+TYPES = ["BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short"]
 MEMORY = {
     "reset_peak_memory_stats": "is None",
     "reset_accumulated_memory_stats": "is None",

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from tests.compat.rehearsal.pieces import PIECES
 from torch.nn.parallel import comm
 from torch.utils.data.distributed import DistributedSampler
 
@@ -19,7 +18,7 @@ from lockstep.compat.rehearsal.install import entries
 from lockstep.compat.rehearsal.report.watching import Watch
 from lockstep.compat.rehearsal.settings import Settings
 from lockstep.errors import UsageError
-
+from tests.compat.rehearsal.pieces import PIECES
 
 OF_RANKS = {"torch.nn.SyncBatchNorm.forward"}
 """Needed where there are several ranks: tests/old_scripts."""

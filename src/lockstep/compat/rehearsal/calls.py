@@ -35,6 +35,10 @@ def _questions(devices: Devices, hide_cuda: bool) -> list[Entry]:
             uuid=f"rehearsal-{index}",
         )
 
+    def utilization(device: Any = None) -> int:
+        devices.cuda(device)
+        return 0
+
     def yes(*_: Any, **__: Any) -> bool:
         return True
 
@@ -45,7 +49,7 @@ def _questions(devices: Devices, hide_cuda: bool) -> list[Entry]:
         "get_device_properties": properties,
         "get_arch_list": lambda: ["sm_80"],
         "can_device_access_peer": yes,
-        "utilization": lambda device=None: 0 * devices.cuda(device),
+        "utilization": utilization,
     }
     return [Entry("torch.cuda", name, answer) for name, answer in answers.items()]
 

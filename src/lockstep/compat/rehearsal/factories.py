@@ -13,13 +13,14 @@ from lockstep.compat.rehearsal.devices import CPU, Devices, mark, marked, name_o
 from lockstep.compat.rehearsal.entry import Entry
 
 NEW = (
-    "arange asarray as_tensor bartlett_window blackman_window empty empty_permuted empty_strided eye full hamming_window "
-    "hann_window kaiser_window linspace logspace normal rand randint randn randperm range scalar_tensor "
-    "sparse_coo_tensor sparse_csr_tensor tensor tril_indices triu_indices zeros ones"
-).split()
-LIKE = "empty_like full_like ones_like rand_like randint_like randn_like zeros_like".split()
-METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros new".split()
-FROM_HOST = ["from_numpy", "frombuffer"]
+    "arange", "asarray", "as_tensor", "bartlett_window", "blackman_window", "empty", "empty_permuted",
+    "empty_strided", "eye", "full", "hamming_window", "hann_window", "kaiser_window", "linspace", "logspace",
+    "normal", "rand", "randint", "randn", "randperm", "range", "scalar_tensor", "sparse_coo_tensor",
+    "sparse_csr_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "ones",
+)  # fmt: skip
+LIKE = ("empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like")
+METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros", "new")
+FROM_HOST = ("from_numpy", "frombuffer")
 
 
 def entries(devices: Devices) -> list[Entry]:
@@ -71,7 +72,7 @@ def _maker(function: Callable[..., Any], devices: Devices, otherwise: Callable[.
         return mark(made, index)
 
     # torch.jit.script finds what it may call by identity.
-    builtins = torch.jit._builtins  # type: ignore[attr-defined]
+    builtins: Any = torch.jit._builtins
     name = builtins._find_builtin(function)
     if name is not None:
         builtins._register_builtin(make, name)
@@ -140,7 +141,7 @@ class _Usual(DeviceContext):
         super().__init__(name_of(index))
         self.index = index
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 

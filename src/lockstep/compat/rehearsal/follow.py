@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -15,9 +14,12 @@ from lockstep.compat.rehearsal.devices import CPU, mark, marked, name_of
 
 # Functions that may be given tensors on several devices, by their names; the rest must not.
 _MAY_MIX = frozenset(
-    "copy_ to cuda cpu type type_as set_ is_same_size view_as expand_as reshape_as new new_tensor "
-    "__getitem__ __setitem__ index_put index_put_ __get__ __set__ __array__ numpy gather_into".split()
-)
+    (
+        "copy_", "to", "cuda", "cpu", "type", "type_as", "set_", "is_same_size", "view_as", "expand_as",
+        "reshape_as", "new", "new_tensor", "__getitem__", "__setitem__", "index_put", "index_put_", "__get__",
+        "__set__", "__array__", "numpy",
+    )
+)  # fmt: skip
 _TO_NUMPY = frozenset(("numpy", "__array__"))
 # Frames that are not the script's: torch and what else is installed, python's own library, and this package.
 _NOT_THE_SCRIPT = tuple(
@@ -46,7 +48,7 @@ class Follow(TorchFunctionMode):
         self.misplaced: Counter[Misplaced] = Counter()
         self._tell = tell
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **kwargs) if kwargs else func(*args)
         if isinstance(out, (Tensor, tuple, list)):
             index = self._where(func, args, kwargs)

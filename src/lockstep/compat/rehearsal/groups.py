@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import rendezvous
+from torch.distributed.rendezvous import rendezvous
 
 from lockstep.compat.rehearsal.entry import Entry
 from lockstep.compat.rehearsal.settings import Settings
@@ -108,7 +108,7 @@ def _meet(settings: Settings, wish: dict[str, Any], meetings: Counter[str]) -> t
     url = wish["init_method"] or "env://"
     timeout = wish["timeout"] or _THIRTY_MINUTES
     if url.startswith("file://") or not settings.folder or (url == "env://" and _AGENT in os.environ):
-        return next(rendezvous(url, wish["rank"], wish["world_size"], timeout=timeout))  # type: ignore[no-any-return, no-untyped-call]
+        return next(rendezvous(url, wish["rank"], wish["world_size"], timeout=timeout))  # type: ignore[no-any-return]
     rank = wish["rank"] if wish["rank"] >= 0 else _number("RANK")
     size = wish["world_size"] if wish["world_size"] > 0 else _number("WORLD_SIZE")
     if not 0 <= rank < size:

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Collection
 
-import torch._dynamo  # every optimizer imports it; it lists torch's functions by identity, so before any is replaced
+import torch._dynamo  # noqa: F401  every optimizer imports it; it lists torch's functions by identity, so before any is replaced
 
 from lockstep.compat.rehearsal import (
     accelerator,
@@ -65,10 +65,10 @@ def install(settings: Settings, leaving_out: Collection[str] = ()) -> Callable[[
     watch = watching.Watch(settings, mode)
     undo = put_in_place(entry for entry in entries(settings, mode, watch) if str(entry) not in leaving_out)
     stop_watching = watch.start()
-    mode.__enter__()
+    mode.__enter__()  # type: ignore[no-untyped-call]
 
     def end() -> None:
-        mode.__exit__(None, None, None)
+        mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         stop_watching()
         undo()
 

@@ -12,7 +12,8 @@ from lockstep.compat.rehearsal.entry import Entry
 
 def entries(devices: Devices) -> list[Entry]:
     """Where storages go, and what loaded tensors say."""
-    restore, load = torch.serialization.default_restore_location, torch.load
+    restore: Any = torch.serialization.default_restore_location
+    load = torch.load
 
     def put_back(storage: Any, location: str) -> Any:
         return restore(storage, "cpu" if str(location).startswith("cuda") else location)

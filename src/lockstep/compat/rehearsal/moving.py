@@ -1,7 +1,8 @@
 """Tensors that move, and what they say of where they are."""
 
 import functools
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,50 +16,67 @@ def entries(devices: Devices) -> list[Entry]:
     return [*_moves(devices), *_answers(), *_types(devices), *_memory(devices)]
 
 
-def move(x: Tensor, index: int, *args: Any, **kwargs: Any) -> Tensor:
+def move(x: Tensor, index: int, dtype: torch.dtype | None = None, copy: bool = False, **memory_format: Any) -> Tensor:
     """Give a tensor on a device: itself if it is there, else a copy, as a move is one between real devices.
 
     Args:
         x: The tensor.
         index: The device.
-        args: What else torch's ``to`` takes, without a device.
-        kwargs: The same by name.
+        dtype: Its type then; None for the one that it has.
+        copy: Whether it is a copy in any case.
+        memory_format: What else torch's ``to`` takes.
     """
     there = marked(x)
-    copy = kwargs.pop("copy", False) or (CPU if there is None else there) != index
-    kwargs.pop("non_blocking", None)
-    return mark(_to(x, *args, copy=True, **kwargs) if copy else _to(x, *args, **kwargs), index)
+    copy = copy or (CPU if there is None else there) != index
+    return mark(_to(x, x.dtype if dtype is None else dtype, copy=copy, **memory_format), index)
 
 
-_to = Tensor.to
+_to: Any = Tensor.to
+
+
+class Wanted(NamedTuple):
+    """What a call of ``Tensor.to`` asks for; the device is None where it stays."""
+
+    device: Any
+    dtype: torch.dtype | None
+    copy: bool
+
+
+def read_to(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wanted:
+    """Read the arguments of ``Tensor.to``: device, dtype or another tensor, then dtype, non_blocking, copy.
+
+    Example:
+        >>> read_to(("cuda:1", torch.half, True), {})
+        Wanted(device='cuda:1', dtype=torch.float16, copy=False)
+        >>> read_to((torch.half,), {"copy": True})
+        Wanted(device=None, dtype=torch.float16, copy=True)
+    """
+    rest = list(args)
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    other = rest.pop(0) if rest and isinstance(rest[0], Tensor) else kwargs.get("other")
+    if other is not None:
+        device, dtype = other.device, other.dtype
+    elif rest and not isinstance(rest[0], (torch.dtype, bool)):
+        device = rest.pop(0)
+    if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
+        dtype = rest.pop(0)
+    return Wanted(device, dtype, bool(kwargs.get("copy", rest[1] if len(rest) > 1 else False)))
 
 
 def _moves(devices: Devices) -> list[Entry]:
     @functools.wraps(Tensor.to)
     def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        given = [*args]
-        wanted: Any = kwargs.pop("device", None)
-        if given and (
-            given[0] is None or isinstance(given[0], (str, torch.device, int)) and not isinstance(given[0], bool)
-        ):
-            wanted = given.pop(0)
-            given = given[:1] if not given or isinstance(given[0], torch.dtype) else []  # then non_blocking and copy
-            kwargs.setdefault("copy", bool(len(args) > 3 and args[3]))
-        elif given and isinstance(given[0], Tensor):
-            like = given.pop(0)
-            given = [like.dtype]
-            there = marked(like)
-            return move(
-                self, CPU if there is None else there, *given, **{k: v for k, v in kwargs.items() if k != "other"}
-            )
-        if wanted is None:
-            there = marked(self)
-            moved = _to(self, *given, **kwargs)
-            return moved if there is None else mark(moved, there)
-        index = devices.index(wanted)
+        wanted = read_to(args, kwargs)
+        there = marked(self)
+        index = there if wanted.device is None else devices.index(wanted.device)
+        if index is None and wanted.device is not None:  # meta and the like
+            return _to(self, *args, **kwargs)  # type: ignore[no-any-return]
+        memory_format = {name: kwargs[name] for name in ("memory_format",) if name in kwargs}
         if index is None:
-            return _to(self, wanted, *given, **kwargs)
-        return move(self, index, *given, **kwargs)
+            return _to(self, self.dtype if wanted.dtype is None else wanted.dtype, copy=wanted.copy, **memory_format)  # type: ignore[no-any-return]
+        return move(
+            self, index, self.dtype if wanted.dtype is None else wanted.dtype, copy=wanted.copy, **memory_format
+        )
 
     def cuda(self: Tensor, device: Any = None, non_blocking: Any = False, **kwargs: Any) -> Tensor:  # noqa: ARG001
         return move(self, devices.cuda(device), **kwargs)
@@ -87,11 +105,11 @@ def _moves(devices: Devices) -> list[Entry]:
 
 
 def _answers() -> list[Entry]:
-    real = Tensor.device  # a descriptor of the base class
+    real: Any = Tensor.device  # a descriptor of the base class
 
     def device(self: Tensor) -> torch.device:
         index = marked(self)
-        return real.__get__(self) if index in (None, CPU) else torch.device("cuda", index)  # type: ignore[no-any-return, attr-defined]
+        return real.__get__(self) if index is None or index == CPU else torch.device("cuda", index)  # type: ignore[no-any-return]
 
     def is_cuda(self: Tensor) -> bool:
         return marked(self) not in (None, CPU)
@@ -118,21 +136,22 @@ def _types(devices: Devices) -> list[Entry]:
         if dtype is None:
             name = plain(self)
             # While a mode is on, torch's C++ comes back here by name: it may have been written already.
-            there = marked(self) not in (None, CPU) and ".cuda." not in name
-            return name.replace("torch.", "torch.cuda.", 1) if there else name
+            on_cuda = marked(self) not in (None, CPU) and ".cuda." not in name
+            return name.replace("torch.", "torch.cuda.", 1) if on_cuda else name
         if isinstance(dtype, torch.dtype):
             return self.to(dtype)
         name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
-        index, there = CPU, marked(self)
+        there = marked(self)
+        index = CPU
         if ".cuda." in name:  # a tensor that is on some GPU stays on it
-            index = there if there not in (None, CPU) else devices.current  # type: ignore[assignment]
+            index = devices.current if there is None or there == CPU else there
         return mark(plain(move(self, index), name.replace(".cuda.", ".")), index)
 
     return [Entry("torch:Tensor", "type", kind)]
 
 
 def _memory(devices: Devices) -> list[Entry]:  # noqa: ARG001
-    state = torch._utils._get_obj_state
+    state: Any = torch._utils._get_obj_state
 
     def pin_memory(self: Tensor, device: Any = None) -> Tensor:  # noqa: ARG001
         pinned = mark(self.clone(), CPU)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch.multiprocessing
+from torch.multiprocessing.spawn import start_processes as start
 
 from lockstep.compat.rehearsal.entry import Entry
 from lockstep.compat.rehearsal.follow import Follow
@@ -17,10 +17,11 @@ from lockstep.compat.rehearsal.settings import Settings
 from lockstep.errors import UsageError
 
 LAUNCHERS_OWN = (
-    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME "
-    "MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RESTART_COUNT "
-    "TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_ERROR_FILE"
-).split()
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_ERROR_FILE",
+)  # fmt: skip
 """What a launcher tells a rank, and a script that starts its ranks by itself must not see."""
 
 
@@ -54,11 +55,7 @@ class AsRank:
 
 def entries(settings: Settings, mode: Follow) -> list[Entry]:
     """``mp.spawn``, new interpreters and new threads."""
-    start, prepare, begin = (
-        torch.multiprocessing.start_processes,
-        multiprocessing.spawn.get_preparation_data,
-        threading.Thread.start,
-    )
+    prepare, begin = multiprocessing.spawn.get_preparation_data, threading.Thread.start
 
     def start_processes(
         fn: Callable[..., Any],
@@ -84,7 +81,7 @@ def entries(settings: Settings, mode: Follow) -> list[Entry]:
         run = self.run
 
         def run_followed() -> None:
-            with mode:
+            with mode:  # type: ignore[no-untyped-call]
                 run()
 
         self.run = run_followed  # type: ignore[method-assign]
@@ -100,7 +97,7 @@ def entries(settings: Settings, mode: Follow) -> list[Entry]:
 
 def leave_to_rank_0() -> None:
     """Where a launcher has started several of a script that starts its ranks itself, one of them is enough."""
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and os.environ.get("RANK", "0") != "0":
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0":
         sys.exit(0)
     for name in LAUNCHERS_OWN:
         os.environ.pop(name, None)

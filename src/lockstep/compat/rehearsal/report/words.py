@@ -74,9 +74,5 @@ def show_bytes(size: int) -> str:
     """
     if size < 1024:
         return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB"):
-        value /= 1024
-        if value < 1024:
-            break
-    return f"{value:.1f} {unit}"
+    power = 3 if size >= 2**30 else 2 if size >= 2**20 else 1
+    return f"{size / 1024**power:.1f} {' KMG'[power]}iB"
