@@ -71,12 +71,10 @@ def _moves(devices: Devices) -> list[Entry]:
         index = there if wanted.device is None else devices.index(wanted.device)
         if index is None and wanted.device is not None:  # meta and the like
             return _to(self, *args, **kwargs)  # type: ignore[no-any-return]
-        memory_format = {name: kwargs[name] for name in ("memory_format",) if name in kwargs}
+        more = {"copy": wanted.copy, **{name: kwargs[name] for name in ("memory_format",) if name in kwargs}}
         if index is None:
-            return _to(self, self.dtype if wanted.dtype is None else wanted.dtype, copy=wanted.copy, **memory_format)  # type: ignore[no-any-return]
-        return move(
-            self, index, self.dtype if wanted.dtype is None else wanted.dtype, copy=wanted.copy, **memory_format
-        )
+            return _to(self, self.dtype if wanted.dtype is None else wanted.dtype, **more)  # type: ignore[no-any-return]
+        return move(self, index, wanted.dtype, **more)
 
     def cuda(self: Tensor, device: Any = None, non_blocking: Any = False, **kwargs: Any) -> Tensor:  # noqa: ARG001
         return move(self, devices.cuda(device), **kwargs)
@@ -109,7 +107,7 @@ def _answers() -> list[Entry]:
 
     def device(self: Tensor) -> torch.device:
         index = marked(self)
-        return real.__get__(self) if index is None or index == CPU else torch.device("cuda", index)  # type: ignore[no-any-return]
+        return real.__get__(self) if index is None or index == CPU else torch.device("cuda", index)
 
     def is_cuda(self: Tensor) -> bool:
         return marked(self) not in (None, CPU)

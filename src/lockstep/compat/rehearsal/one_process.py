@@ -93,7 +93,7 @@ def _normalise(layer: torch.nn.SyncBatchNorm, input: Tensor) -> Tensor:  # noqa:
     """Torch's layer, computed by lockstep's: the same formula over the same ranks."""
     from lockstep.parallel.batchnorm import SyncBatchNorm
 
-    layer._check_non_zero_input_channels(input)  # type: ignore[no-untyped-call]
+    layer._check_non_zero_input_channels(input)
     ours = SyncBatchNorm.__new__(SyncBatchNorm)
     ours.__dict__ = {**layer.__dict__, "_group": None}  # the same parameters and buffers
     if layer.process_group is not None:

@@ -71,7 +71,7 @@ def entries(settings: Settings, mode: Follow) -> list[Entry]:
                 f"Without --hide-cuda, torch.cuda.device_count() is the number of ranks, {settings.devices}."
             )
         leave_to_rank_0()
-        return start(AsRank(fn), args, nprocs, join, daemon, start_method)
+        return start(AsRank(fn), args, nprocs, join, daemon, start_method)  # type: ignore[no-untyped-call]
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         # A key that multiprocessing does not know; it is unpickled before the ones that it acts upon.
@@ -81,7 +81,7 @@ def entries(settings: Settings, mode: Follow) -> list[Entry]:
         run = self.run
 
         def run_followed() -> None:
-            with mode:  # type: ignore[no-untyped-call]
+            with mode:
                 run()
 
         self.run = run_followed  # type: ignore[method-assign]
