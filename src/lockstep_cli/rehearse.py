@@ -43,11 +43,12 @@ def folder_for(plan: LaunchPlan) -> Iterator[LaunchPlan]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def print_report(plan: LaunchPlan) -> None:
-    """Print what the ranks have left, if they were asked to."""
+def print_report(plan: LaunchPlan, failed: bool) -> None:
+    """Print what the ranks have left, if they were asked to and, where the script failed, if there is something."""
     if plan.rehearsal is None or not plan.rehearsal.steps:
         return
     from lockstep.compat.rehearsal.report import facts, page, words
 
     report = page.put_together(facts.read_all(plan.rehearsal.folder))
-    click.echo("\n".join(words.lines(report)))
+    if report.ranks or not failed:
+        click.echo("\n".join(words.lines(report)))

@@ -71,5 +71,5 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
     with rehearse.folder_for(made) as made:
         last = front.run(made, functools.partial(run_as_main, job))
         sys.stderr.write(last.text)
-        rehearse.print_report(made)
+        rehearse.print_report(made, failed=last.code != 0)
     sys.exit(last.code)

@@ -113,6 +113,15 @@ GROUP = (
 MODULES = {
     "torch.Tensor.to": f"x = torch.ones(2).to('cuda:1', torch.float64, non_blocking=True); {CUDA_1}; assert x.dtype == torch.float64",
     "torch._C._nn._parse_to": "assert torch.nn.Linear(2, 2).to(1).weight.get_device() == 1",
+    "torch.autograd._engine_run_backward": (
+        "x = torch.ones(2, device='cuda', requires_grad=True)\n"
+        "def forward(x):\n    assert (x * 2).is_cuda\n    return x.exp()\n"
+        "torch.utils.checkpoint.checkpoint(forward, x, use_reentrant=True).sum().backward()"
+    ),
+    "torch.Tensor.detach": (
+        "from torch.autograd.graph import saved_tensors_hooks\nx = torch.ones(2, device='cuda', requires_grad=True)\nseen = []\n"
+        "with saved_tensors_hooks(lambda x: seen.append(x.detach().is_cuda) or x, lambda x: x):\n    x * x\nassert seen == [True, True]"
+    ),
     "torch.Tensor.cuda": f"x = torch.ones(2).cuda(1, non_blocking=True); {CUDA_1}",
     "torch.Tensor.cpu": "x = torch.ones(2).cuda().cpu(); assert not x.is_cuda; x += x.cpu()",
     "torch.Tensor.device": "x = torch.ones(2).cuda(); assert x.device.type == 'cuda'",
@@ -190,6 +199,10 @@ MODULES = {
         "(a,), (b,) = comm.broadcast_coalesced([torch.ones(2).cuda()], [0, 1]); assert b.get_device() == 1 and a is not b"
     ),
     "torch.nn.parallel.comm.reduce_add": (
+        "with torch._C.DisableTorchFunction():\n    x = torch.ones(2).cuda() * 1  # followed by nobody\n"
+        "assert comm.reduce_add([x, x])[0] == 2"
+    ),
+    "torch.nn.parallel.comm.reduce_add_coalesced": (
         "model = torch.nn.DataParallel(torch.nn.Linear(2, 1)).cuda(); model(torch.ones(4, 2).cuda()).sum().backward()\n"
         "assert model.module.weight.grad.tolist() == [[4, 4]]"
     ),

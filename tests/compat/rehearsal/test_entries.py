@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch.nn.parallel import comm
 from torch.utils.data.distributed import DistributedSampler
 

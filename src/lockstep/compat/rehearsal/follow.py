@@ -7,19 +7,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lockstep.compat.rehearsal.devices import CPU, mark, marked, name_of
+from lockstep.compat.rehearsal.entry import Entry
 
 # Functions that may be given tensors on several devices, by their names; the rest must not.
 _MAY_MIX = frozenset(
     (
         "copy_", "to", "cuda", "cpu", "type", "type_as", "set_", "is_same_size", "view_as", "expand_as",
-        "reshape_as", "new", "new_tensor", "__getitem__", "__setitem__", "index_put", "index_put_", "__get__",
-        "__set__", "__array__", "numpy",
+        "reshape_as", "new", "new_tensor", "_pack_padded_sequence", "__getitem__", "__setitem__",
+        "index_put", "index_put_", "__get__", "__set__", "__array__", "numpy",
     )
 )  # fmt: skip
+_LENGTHS_ON_CPU = "_pack_padded_sequence"  # gives data and batch_sizes, which are on the CPU always
 _TO_NUMPY = frozenset(("numpy", "__array__"))
 # Frames that are not the script's: torch and what else is installed, python's own library, and this package.
 _NOT_THE_SCRIPT = tuple(
@@ -53,6 +56,8 @@ class Follow(TorchFunctionMode):
         if isinstance(out, (Tensor, tuple, list)):
             index = self._where(func, args, kwargs)
             if index is not None:
+                if getattr(func, "__name__", "") == _LENGTHS_ON_CPU:
+                    mark(out[1], CPU)
                 _mark_results(out, index)
         else:
             name = getattr(func, "__name__", "")
@@ -80,6 +85,20 @@ class Follow(TorchFunctionMode):
         self.misplaced[what] += 1
         if self.misplaced[what] == 1:
             self._tell(what)
+
+
+def entries(mode: Follow) -> list[Entry]:
+    """Follow in backward, too: activations are computed again there, and must be where they were."""
+    run = torch.autograd._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+        if mode in stack:
+            return run(*args, **kwargs)
+        with mode:
+            return run(*args, **kwargs)
+
+    return [Entry("torch.autograd", "_engine_run_backward", run_backward)]
 
 
 def tensors_in(args: Iterable[Any], kwargs: dict[str, Any] | None) -> list[Tensor]:

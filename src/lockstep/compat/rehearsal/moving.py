@@ -90,6 +90,13 @@ def _moves(devices: Devices) -> list[Entry]:
             args = (torch.device("cuda", args[0]), *args[1:])
         return parse(*args, **kwargs)
 
+    apart = Tensor.detach
+
+    def detach(self: Tensor) -> Tensor:
+        """Hooks of saved tensors call it where nothing is followed, and compare devices then."""
+        there, detached = marked(self), apart(self)
+        return detached if there is None else mark(detached, there)
+
     def stays(self: Any, *_: Any, **__: Any) -> Any:
         return self
 
@@ -97,6 +104,7 @@ def _moves(devices: Devices) -> list[Entry]:
         Entry("torch:Tensor", "to", to),
         Entry("torch:Tensor", "cuda", cuda),
         Entry("torch:Tensor", "cpu", cpu),
+        Entry("torch:Tensor", "detach", detach),
         Entry("torch._C._nn", "_parse_to", parse_to),
         Entry("torch:UntypedStorage", "cuda", stays),
     ]

@@ -47,7 +47,15 @@ def _copies(devices: Devices) -> dict[str, Callable[..., Any]]:
             total += x
         return mark(total, devices.cuda(destination))
 
-    return {"broadcast": copies, "broadcast_coalesced": copies_of_all, "reduce_add": add}
+    def add_all(inputs: Sequence[Sequence[Tensor]], destination: Any = None, *_: Any) -> tuple[Tensor, ...]:
+        return tuple(add(parts, destination) for parts in zip(*inputs, strict=True))
+
+    return {
+        "reduce_add_coalesced": add_all,
+        "broadcast": copies,
+        "broadcast_coalesced": copies_of_all,
+        "reduce_add": add,
+    }
 
 
 def _parts(devices: Devices) -> dict[str, Callable[..., Any]]:

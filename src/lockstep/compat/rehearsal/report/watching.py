@@ -4,7 +4,6 @@ import atexit
 import functools
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import util
 from typing import Any
@@ -29,10 +28,10 @@ class Watch:
         self._settings, self._mode = settings, mode
         self.collectives = Collectives(lambda: self.steps)
         self.saved: dict[str, None] = {}
-        self.epochs: weakref.WeakKeyDictionary[Any, Epochs] = weakref.WeakKeyDictionary()
+        self.epochs: dict[Any, Epochs] = {}  # what is watched is kept: the facts are written when the script has ended
         self._rank, self._size = -1, 1
         self._child = False
-        self._taken: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._taken: dict[torch.optim.Optimizer, int] = {}
         self._gradients = models.Gradients()
 
     @property
