@@ -22,7 +22,7 @@ from lockstep.errors import UsageError
 from tests.compat.rehearsal.pieces import PIECES
 
 OF_RANKS = {"torch.nn.SyncBatchNorm.forward"}
-"""Needed where there are several ranks: tests/old_scripts."""
+"""Needed where there are several ranks: test_ranks.py."""
 
 
 def everything():
