@@ -122,6 +122,9 @@ MODULES = {
         "from torch.autograd.graph import saved_tensors_hooks\nx = torch.ones(2, device='cuda', requires_grad=True)\nseen = []\n"
         "with saved_tensors_hooks(lambda x: seen.append(x.detach().is_cuda) or x, lambda x: x):\n    x * x\nassert seen == [True, True]"
     ),
+    "torch.nn.parameter.UninitializedTensorMixin._allowed_methods": (
+        "import warnings; warnings.simplefilter('ignore'); m = torch.nn.LazyLinear(3).cuda(); assert m(torch.ones(2, 4).cuda()).is_cuda"
+    ),
     "torch.Tensor.cuda": f"x = torch.ones(2).cuda(1, non_blocking=True); {CUDA_1}",
     "torch.Tensor.cpu": "x = torch.ones(2).cuda().cpu(); assert not x.is_cuda; x += x.cpu()",
     "torch.Tensor.device": "x = torch.ones(2).cuda(); assert x.device.type == 'cuda'",

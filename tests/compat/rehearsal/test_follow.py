@@ -102,12 +102,13 @@ def test_what_a_gpu_would_refuse_is_noted(piece, what):
         "x.cpu().numpy()",
         "x.tolist(), x.sum().item()",
         "torch.nn.utils.clip_grad_norm_([torch.nn.Parameter(x)], 1.0)",
-        "torch.nn.utils.rnn.pack_padded_sequence(x.unsqueeze(2), torch.tensor([2, 1]), batch_first=True)",
+        "rnn.pad_packed_sequence(torch.nn.GRU(1, 1).cuda()(rnn.pack_sequence([x[0, :, None], x[1, :1, None]]))[0])",
+        "torch.nn.CTCLoss()(x[:, None], torch.ones(1, 1).long().cuda(), torch.tensor([2]), torch.tensor([1]))",
     ],
 )
 def test_what_a_gpu_takes_is_not_noted(piece):
     with rehearsing() as noted:
-        exec(piece, {"torch": torch, "x": torch.ones(2, 2).cuda()})
+        exec(piece, {"torch": torch, "rnn": torch.nn.utils.rnn, "x": torch.ones(2, 2).cuda()})
 
     assert not noted
 

@@ -18,11 +18,12 @@ from lockstep.compat.rehearsal.entry import Entry
 _MAY_MIX = frozenset(
     (
         "copy_", "to", "cuda", "cpu", "type", "type_as", "set_", "is_same_size", "view_as", "expand_as",
-        "reshape_as", "new", "new_tensor", "_pack_padded_sequence", "__getitem__", "__setitem__",
+        "reshape_as", "new", "new_tensor", "__getitem__", "__setitem__",
         "index_put", "index_put_", "__get__", "__set__", "__array__", "numpy",
     )
 )  # fmt: skip
-_LENGTHS_ON_CPU = "_pack_padded_sequence"  # gives data and batch_sizes, which are on the CPU always
+# These take lengths on the CPU beside values on a device; the first one also gives them back, second.
+_TAKE_LENGTHS = ("_pack_padded_sequence", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu", "ctc_loss")
 _TO_NUMPY = frozenset(("numpy", "__array__"))
 # Frames that are not the script's: torch and what else is installed, python's own library, and this package.
 _NOT_THE_SCRIPT = tuple(
@@ -56,7 +57,7 @@ class Follow(TorchFunctionMode):
         if isinstance(out, (Tensor, tuple, list)):
             index = self._where(func, args, kwargs)
             if index is not None:
-                if getattr(func, "__name__", "") == _LENGTHS_ON_CPU:
+                if getattr(func, "__name__", "") == _TAKE_LENGTHS[0]:
                     mark(out[1], CPU)
                 _mark_results(out, index)
         else:
@@ -69,16 +70,18 @@ class Follow(TorchFunctionMode):
 
     def _where(self, func: Any, args: Any, kwargs: Any) -> int | None:
         """The device of the results; None where that of some argument is not known."""
-        found: dict[int | None, bool] = {}  # device: whether anything there is more than one number
-        for x in tensors_in(args, kwargs):
-            index = marked(x)
-            found[index] = found.get(index, False) or x.dim() > 0
-        real = [index for index in found if index is not None and index != CPU]
+        name = getattr(func, "__name__", str(func))
+        found = [(marked(x), x) for x in tensors_in(args, kwargs)]
+        if name in _TAKE_LENGTHS:
+            found = [(index, x) for index, x in found if index != CPU or x.is_floating_point()]
+        every = dict.fromkeys(index for index, _ in found)
+        real = [index for index in every if index is not None and index != CPU]
         if not real:
-            return CPU if list(found) == [CPU] else None
-        if (len(real) > 1 or found.get(CPU)) and getattr(func, "__name__", "") not in _MAY_MIX:
-            where = " and ".join(name_of(index) for index in sorted(i for i in found if i is not None)[::-1])
-            self._note(Misplaced(place_in_script(), f"{getattr(func, '__name__', func)} of tensors on {where}"))
+            return CPU if list(every) == [CPU] else None
+        # A single number may come from the CPU.
+        if name not in _MAY_MIX and (len(real) > 1 or any(index == CPU and x.dim() > 0 for index, x in found)):
+            where = " and ".join(name_of(index) for index in sorted(i for i in every if i is not None)[::-1])
+            self._note(Misplaced(place_in_script(), f"{name} of tensors on {where}"))
         return real[0]
 
     def _note(self, what: Misplaced) -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedTensorMixin
 
 from lockstep.compat.rehearsal.devices import CPU, Devices, mark, marked, without_mark
 from lockstep.compat.rehearsal.entry import Entry
@@ -100,7 +101,11 @@ def _moves(devices: Devices) -> list[Entry]:
     def stays(self: Any, *_: Any, **__: Any) -> Any:
         return self
 
+    # Parameters of lazy modules allow these functions, by identity.
+    lazy = "torch.nn.parameter:UninitializedTensorMixin"
+    allowed = [*UninitializedTensorMixin._allowed_methods, to, cuda, cpu, detach]
     return [
+        Entry(lazy, "_allowed_methods", allowed),
         Entry("torch:Tensor", "to", to),
         Entry("torch:Tensor", "cuda", cuda),
         Entry("torch:Tensor", "cpu", cpu),
