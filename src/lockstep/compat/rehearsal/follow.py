@@ -92,7 +92,8 @@ class Follow(TorchFunctionMode):
 
 def entries(mode: Follow) -> list[Entry]:
     """Follow in backward, too: activations are computed again there, and must be where they were."""
-    run = torch.autograd._engine_run_backward
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         stack = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]

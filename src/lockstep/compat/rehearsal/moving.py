@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import UninitializedTensorMixin
 
 from lockstep.compat.rehearsal.devices import CPU, Devices, mark, marked, without_mark
 from lockstep.compat.rehearsal.entry import Entry
@@ -103,7 +102,8 @@ def _moves(devices: Devices) -> list[Entry]:
 
     # Parameters of lazy modules allow these functions, by identity.
     lazy = "torch.nn.parameter:UninitializedTensorMixin"
-    allowed = [*UninitializedTensorMixin._allowed_methods, to, cuda, cpu, detach]
+    parameter: Any = torch.nn.parameter
+    allowed = [*parameter.UninitializedTensorMixin._allowed_methods, to, cuda, cpu, detach]
     return [
         Entry(lazy, "_allowed_methods", allowed),
         Entry("torch:Tensor", "to", to),
