@@ -217,7 +217,11 @@ MODULES = {
     ),
     "torch.distributed.init_process_group": GROUP.format("dist", "assert dist.get_world_size() == 1"),
     "torch.distributed.distributed_c10d.init_process_group": GROUP.format("dist.distributed_c10d", "pass"),
-    "torch.distributed.get_backend": GROUP.format("dist", "assert dist.get_backend() == 'nccl'"),
+    "torch.distributed.get_backend": GROUP.format(
+        "dist",
+        "assert dist.get_backend() == 'nccl'; ours = {'dist': dist, '__name__': 'lockstep.parallel'}; "
+        "assert eval('dist.get_backend()', ours) == 'shm'",
+    ),
     "torch.distributed.new_group": GROUP.format("dist", "dist.new_group([0], backend='nccl')"),
     "torch.distributed.distributed_c10d.new_group": GROUP.format(
         "dist", "dist.distributed_c10d.new_group([0], backend='nccl')"

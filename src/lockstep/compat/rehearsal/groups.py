@@ -59,6 +59,9 @@ def entries(settings: Settings, watch: Callable[[Any], None]) -> list[Entry]:
         return made
 
     def get_backend(group: Any = None) -> str:
+        """To the script, what it has asked for; to torch and lockstep, which act on it, what it is."""
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in ("torch", "lockstep"):
+            return name_of_backend(group)
         name = asked.get(group or dist.group.WORLD, "")
         return name if name == "nccl" else name_of_backend(group)
 
