@@ -86,7 +86,7 @@ SCRIPTS = [
     ("compile_accumulate_2022", plain, 3e-2),
     ("default_device_2024", plain, 1e-5),
 ]
-NEEDS = {"launch_local_rank_2018": "install", "apex_amp_2019": "apex", "apex_syncbn_2019": "apex"}
+NEEDS = {"launch_local_rank_2018": "begin", "apex_amp_2019": "apex", "apex_syncbn_2019": "apex"}
 """Parts of lockstep.compat without which a script does not run."""
 
 

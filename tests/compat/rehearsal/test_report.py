@@ -132,6 +132,30 @@ def test_a_run_of_three_steps_ends_well_on_every_rank_and_reports(tmp_path):
     assert f"lockstep: train.py:{place}: sub of tensors on cuda:0 and cpu; a GPU would refuse it" in done.stderr
 
 
+SPAWNING = """
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+assert torch.cuda.device_count() == 2
+def work(rank, size):
+    dist.init_process_group("nccl", init_method="tcp://localhost:1", rank=rank, world_size=size)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1).cuda(rank), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    while True:
+        model(torch.ones(4, 2).cuda(rank)).sum().backward()
+        optimizer.step()
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=torch.cuda.device_count(), args=(torch.cuda.device_count(),))
+    raise SystemExit("ranks that ended early gave no result")
+"""
+
+
+def test_ranks_that_the_script_spawns_end_after_their_steps_and_the_script_with_them(tmp_path):
+    done = run(tmp_path, SPAWNING, "--device", "cpu", "-n", "2", "--steps", "2")
+
+    assert done.returncode == 0, done.stderr
+    assert "rehearsal: 2 ranks, 2 optimizer steps on each" in done.stdout
+    assert "  collectives     1 all_reduce of 12 B" in done.stdout
+
+
 PLAIN = """
 import threading, torch
 assert type(torch.zeros).__name__ == "builtin_function_or_method"

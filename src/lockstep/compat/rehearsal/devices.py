@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lockstep.errors import UsageError
 
@@ -82,7 +83,13 @@ def mark(x: Tensor, index: int) -> Tensor:
 def marked(x: Tensor) -> int | None:
     """What a tensor says; None if nobody has followed it. A parameter begins on the CPU."""
     found: int | None = x.__dict__.get(_MARK)
-    return CPU if found is None and isinstance(x, torch.nn.Parameter) else found
+    # issubclass: Parameter's own isinstance is python code, and slow.
+    return CPU if found is None and issubclass(type(x), Parameter) else found
+
+
+def follow(x: Tensor, index: int) -> None:
+    """Mark a result, unless what made it (a move, a factory) has, and knows better."""
+    x.__dict__.setdefault(_MARK, index)
 
 
 def without_mark(state: Any) -> Any:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lockstep.compat.rehearsal.devices import CPU, mark, marked, name_of
+from lockstep.compat.rehearsal.devices import CPU, follow, mark, marked, name_of
 from lockstep.compat.rehearsal.entry import Entry
 
 # Functions that may be given tensors on several devices, by their names; the rest must not.
@@ -54,7 +54,11 @@ class Follow(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **kwargs) if kwargs else func(*args)
-        if isinstance(out, (Tensor, tuple, list)):
+        if type(out) is Tensor:
+            index = self._where(func, args, kwargs)
+            if index is not None:
+                follow(out, index)
+        elif isinstance(out, (Tensor, tuple, list)):
             index = self._where(func, args, kwargs)
             if index is not None:
                 if getattr(func, "__name__", "") == _TAKE_LENGTHS[0]:
@@ -70,11 +74,15 @@ class Follow(TorchFunctionMode):
 
     def _where(self, func: Any, args: Any, kwargs: Any) -> int | None:
         """The device of the results; None where that of some argument is not known."""
+        tensors = tensors_in(args, kwargs)
+        every = dict.fromkeys(map(marked, tensors))
+        if len(every) <= 1:  # nearly always
+            return next(iter(every), None)
         name = getattr(func, "__name__", str(func))
-        found = [(marked(x), x) for x in tensors_in(args, kwargs)]
+        found = [(marked(x), x) for x in tensors]
         if name in _TAKE_LENGTHS:
             found = [(index, x) for index, x in found if index != CPU or x.is_floating_point()]
-        every = dict.fromkeys(index for index, _ in found)
+            every = dict.fromkeys(index for index, _ in found)
         real = [index for index in every if index is not None and index != CPU]
         if not real:
             return CPU if list(every) == [CPU] else None
@@ -118,9 +126,8 @@ def tensors_in(args: Iterable[Any], kwargs: dict[str, Any] | None) -> list[Tenso
 
 def _mark_results(out: Any, index: int) -> None:
     for x in (out,) if isinstance(out, Tensor) else out:
-        # One that was marked by what made it (`to`, a factory) knows better.
-        if isinstance(x, Tensor) and marked(x) is None:
-            mark(x, index)
+        if isinstance(x, Tensor):
+            follow(x, index)
 
 
 def _take_over(func: Any, x: Any, value: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch.multiprocessing.spawn import start_processes as start
 
 from lockstep.compat.rehearsal.entry import Entry
 from lockstep.compat.rehearsal.follow import Follow
+from lockstep.compat.rehearsal.report import facts
 from lockstep.compat.rehearsal.settings import Settings
 from lockstep.errors import UsageError
 
@@ -71,11 +72,14 @@ def entries(settings: Settings, mode: Follow) -> list[Entry]:
                 f"Without --hide-cuda, torch.cuda.device_count() is the number of ranks, {settings.devices}."
             )
         leave_to_rank_0()
-        return start(AsRank(fn), args, nprocs, join, daemon, start_method)  # type: ignore[no-untyped-call]
+        started = start(AsRank(fn), args, nprocs, join, daemon, start_method)  # type: ignore[no-untyped-call]
+        if join and settings.steps and any(one.steps >= settings.steps for one in facts.read_all(settings.folder)):
+            sys.exit(0)  # the ranks ended after their last step, and left nothing that the rest could go on with
+        return started
 
     def get_preparation_data(name: str) -> dict[str, Any]:
-        # A key that multiprocessing does not know; it is unpickled before the ones that it acts upon.
-        return {"rehearsal": Ready(settings), **prepare(name)}
+        # A key that multiprocessing does not know; it is unpickled before multiprocessing acts upon the others.
+        return {**prepare(name), "rehearsal": Ready(settings)}
 
     def start_thread(self: threading.Thread) -> None:
         run = self.run
