@@ -25,7 +25,9 @@ class _Launch(ModuleType):
 
 
 if __name__ == "__main__":
-    sys.exit("python -m lockstep.launch: not there yet. Write: lockstep run -n RANKS script.py [arguments]")
+    from lockstep.launcher.drop_in import main
+
+    main(prog_name="python -m lockstep.launch")
 
 launch = sys.modules[__name__]  # what `from lockstep import launch` gets
 launch.__class__ = _Launch

@@ -31,6 +31,12 @@ from lockstep_cli.spelling import EITHER_SPELLING
 @click.option("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="More settings for the backend.")
 @click.option("--local-addr", default="", metavar="HOST", help="How other nodes reach this one.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0, help="How often to start again after a failure.")
+@click.option(
+    "--compat/--no-compat",
+    default=None,
+    help="Old scripts: apex, --local_rank, names that are gone.  [default: if needed]",
+)
+@click.option("--trust-checkpoints", is_flag=True, help="torch.load may run code that files name, as until torch 2.5.")
 @click.option("--grace", type=click.FloatRange(0), default=10.0, help="Seconds from a signal to end to SIGKILL.")
 @click.option("--start", type=click.Choice(["fork", "spawn"]), default="fork", help="How ranks start; spawn is slower.")
 @click.option("--log-dir", default="", metavar="FOLDER", help="Also keep each rank's output in a file there.")
@@ -50,17 +56,21 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
     """
     from lockstep.errors import UsageError
     from lockstep.launcher import front, machine, plan
+    from lockstep.launcher.drop_in import prepare
     from lockstep.launcher.script import Job, missing, run_as_main
     from lockstep_cli import rehearse
 
     if standalone and (options["nnodes"] != "1" or options["rdzv_endpoint"]):
         raise click.UsageError("--standalone means one node, without --nnodes and --rdzv-endpoint.")
     job = Job(script, arguments, module)
+    compat, trust = options.pop("compat"), options.pop("trust_checkpoints")
+    rehearsing = {name: options.pop(name) for name in ("device", "hide_cuda", "steps")}
+    job, wish = prepare(job, plan.Wish(**options), compat, trust)
     if what := missing(job):
         raise click.UsageError(what)
-    rehearsal = rehearse.wanted(job, **{name: options.pop(name) for name in ("device", "hide_cuda", "steps")})
+    rehearsal = rehearse.wanted(job, **rehearsing)
     try:
-        made = plan.make_plan(plan.Wish(**options, rehearsal=rehearsal), machine.look(), os.environ)
+        made = plan.make_plan(wish._replace(rehearsal=rehearsal), machine.look(), os.environ)
     except UsageError as error:
         raise click.UsageError(str(error)) from None
     if dry_run:

@@ -204,6 +204,7 @@ def test_the_options_are_these():
 
     assert sorted(option for p in run_command.params for option in p.opts if option.startswith("-")) == [
         *(
+            "--compat",
             "--debug",
             "--dry-run",
             "--grace",
@@ -222,7 +223,7 @@ def test_the_options_are_these():
             "--rdzv-conf",
             "--rdzv-endpoint",
         ),
-        *("--rdzv-id", "--standalone", "--start", "-m", "-n"),
+        *("--rdzv-id", "--standalone", "--start", "--trust-checkpoints", "-m", "-n"),
     ]
 
 

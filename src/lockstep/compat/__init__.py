@@ -1,1 +1,1 @@
-"""What old scripts import and call. Only the first lines of a rank know it, so that it can be deleted whole."""
+"""What old scripts import and rely on. Only the first lines of a rank know it, so it can be deleted whole some day."""

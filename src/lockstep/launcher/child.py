@@ -27,6 +27,8 @@ _MAIN_PROCESS = process.current_process()
 
 
 _HERE = os.path.join(os.path.dirname(__file__), "")  # noqa: PTH118, PTH120  (as code objects name their files)
+_COMPAT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compat", "")  # noqa: PTH118, PTH120
+_BEFORE_THE_SCRIPT = (_HERE, _COMPAT, runpy.__file__, "<frozen runpy>", "<frozen importlib._bootstrap")
 
 
 PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2})
@@ -65,9 +67,13 @@ def be_a_rank(start: Start) -> None:
         os.environ.update(seat.environment)
         _forget_multiprocessing()
         _take_cores(seat, start.plan.threads)
+        faulthandler.enable(pipe, all_threads=False)
+        if start.plan.compat:
+            from lockstep.compat.begin import begin
+
+            begin(start.plan.compat, one_node=start.plan.one_node)
         if start.plan.rehearsal:
             _rehearse(start.plan.rehearsal)
-        faulthandler.enable(pipe, all_threads=False)
     except BaseException as error:
         tell_failure(error, pipe)
         os._exit(1)
@@ -172,9 +178,10 @@ def tell_failure(error: BaseException, pipe: int) -> None:
 def trim(error: BaseException) -> types.TracebackType | None:
     """Give the part of a traceback that is the script's own: without our frames and runpy's above it."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_HERE, runpy.__file__, "<frozen runpy>")):
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_BEFORE_THE_SCRIPT):
         trace = trace.tb_next
-    return trace or error.__traceback__
+    # Of a script that python cannot read there is no frame; the error itself names the line.
+    return trace if trace or isinstance(error, SyntaxError) else error.__traceback__
 
 
 def _exit_code(end: SystemExit, pipe: int) -> int:

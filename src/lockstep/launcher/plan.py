@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lockstep.compat.choose import Compat
 from lockstep.errors import UsageError
 
 
@@ -62,6 +63,7 @@ class Wish(NamedTuple):
     rdzv_conf: str = ""
     local_addr: str = ""
     max_restarts: int = 0
+    compat: Compat | None = None
     start: str = "fork"
     grace: float = 10.0
     log_dir: str = ""
@@ -105,6 +107,7 @@ class LaunchPlan(NamedTuple):
     threads: int
     meeting: Meeting
     max_restarts: int
+    compat: Compat | None
     start: str
     grace: float
     log_dir: str
@@ -136,8 +139,11 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
     """
     machine = machine._replace(gpus=0) if wish.rehearsal else machine
     count, ranks = choose_ranks(wish.nproc_per_node, machine)
+    own_ranks = bool(wish.compat and wish.compat.own_ranks)
+    if own_ranks and not wish.rehearsal:
+        count, ranks = 1, Choice("1", "the script starts its ranks itself")
     meeting = choose_meeting(wish)
-    rehearsal = choose_rehearsal(wish.rehearsal, count, meeting)
+    rehearsal = choose_rehearsal(wish.rehearsal, count, meeting, own_ranks)
     gpu = device_kind(wish.nproc_per_node, count, machine) == "cuda"
     threads, threads_choice = choose_threads(count, machine, environ)
     cores, cores_choice = choose_cores(count, machine, environ, gpu)
@@ -159,6 +165,7 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         threads=threads,
         meeting=meeting,
         max_restarts=wish.max_restarts,
+        compat=wish.compat,
         start=wish.start,
         grace=wish.grace,
         log_dir=wish.log_dir,
@@ -168,7 +175,9 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
     )
 
 
-def choose_rehearsal(wanted: Rehearsal | None, count: int, meeting: Meeting) -> Rehearsal | None:
+def choose_rehearsal(
+    wanted: Rehearsal | None, count: int, meeting: Meeting, own_ranks: bool = False
+) -> Rehearsal | None:
     """A rehearsal has as many devices as ranks, all on this machine."""
     if wanted is None:
         return None
@@ -176,7 +185,7 @@ def choose_rehearsal(wanted: Rehearsal | None, count: int, meeting: Meeting) -> 
         raise UsageError("--device cpu rehearses on one machine: leave --nnodes and --rdzv-* out, and write -n RANKS.")
     if wanted.steps < 0:
         raise UsageError(f"--steps {wanted.steps}: write how many optimizer steps to take, from 1 on.")
-    return wanted._replace(devices=count)
+    return wanted._replace(devices=count, own_ranks=wanted.own_ranks or own_ranks)
 
 
 def device_kind(wanted: str, count: int, machine: Machine) -> str:
@@ -347,6 +356,11 @@ def in_full(plan: LaunchPlan, job: str) -> str:
     width = max(map(len, plan.choices))
     lines = [f"{'job':<{width}}  {job}"]
     lines += [f"{name:<{width}}  {choice.value}  ({choice.rule})" for name, choice in plan.choices.items()]
+    if plan.compat:
+        how = f"gets {plan.compat.argument}" if plan.compat.argument else "gets no argument"
+        lines.append(
+            f"{'script':<{width}}  an old one; {how}, and what is gone is mended  (--compat, or what its text says)"
+        )
     for seat in plan.seats:
         cores = f"cores {show_cores(seat.cores)}" if seat.cores else "any core"
         lines.append(f"local rank {seat.local_rank}: {seat.device}, {cores}")
