@@ -27,6 +27,7 @@ NAMES = [
     "Update",
     "UsageError",
     "World",
+    "amp",
     "convert_sync_batchnorm",
     "create_syncbn_process_group",
     "first",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 
 if TYPE_CHECKING:
+    from lockstep import amp as amp
     from lockstep.collectives import gather as gather
     from lockstep.collectives import mean as mean
     from lockstep.collectives import total as total
@@ -71,15 +72,17 @@ else:
     }
 
     def __getattr__(name):
-        if name in _HOMES:
-            import importlib
+        import importlib
 
+        if name == "amp":  # a package by itself, under apex's names
+            return importlib.import_module("lockstep.amp")
+        if name in _HOMES:
             value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
             return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__():
-        return sorted({*globals(), *_HOMES})
+        return sorted({*globals(), *_HOMES, "amp"})
 
 
 def _start_shm(options: Any, more: object) -> Any:
@@ -105,6 +108,7 @@ __all__ = [
     "Update",
     "UsageError",
     "World",
+    "amp",
     "convert_sync_batchnorm",
     "create_syncbn_process_group",
     "first",

@@ -3,7 +3,6 @@
 Each trains on the same 16 samples, so that one process computes here what they should come to.
 """
 
-import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -86,19 +85,9 @@ SCRIPTS = [
     ("compile_accumulate_2022", plain, 3e-2),
     ("default_device_2024", plain, 1e-5),
 ]
-NEEDS = {"launch_local_rank_2018": "begin", "apex_amp_2019": "apex", "apex_syncbn_2019": "apex"}
-"""Parts of lockstep.compat without which a script does not run."""
 
 
-def parameters():
-    for name, expected, tolerance in SCRIPTS:
-        need = NEEDS.get(name)
-        there = need is None or importlib.util.find_spec(f"lockstep.compat.{need}") is not None
-        marks = [] if there else [pytest.mark.skip(reason=f"lockstep.compat.{need} is not there yet")]
-        yield pytest.param(name, expected, tolerance, id=name, marks=marks)
-
-
-@pytest.mark.parametrize(("name", "expected", "tolerance"), list(parameters()))
+@pytest.mark.parametrize(("name", "expected", "tolerance"), SCRIPTS, ids=[name for name, _, _ in SCRIPTS])
 def test_an_old_script_runs_as_it_is_and_ends_with_the_loss_of_one_process(
     name, expected, tolerance, tmp_path, monkeypatch
 ):

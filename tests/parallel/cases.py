@@ -329,6 +329,18 @@ def g10_unfrozen_later(tool):
 
 
 @case
+def frozen_for_one_step(tool):
+    model = tool.wrap(Net())
+    for step, trained in enumerate((True, False, True)):
+        tool.inner(model).b.requires_grad_(trained)
+        optimizer = sgd(model)
+        optimizer.zero_grad()
+        tool.loss(lambda _, x: model(x).square().mean(), step).backward()
+        optimizer.step()
+    return params(tool, model)
+
+
+@case
 def g10_all_unfrozen_later(tool):
     model = tool.wrap(Net().requires_grad_(False))
     tool.inner(model).requires_grad_(True)

@@ -19,6 +19,7 @@ from multiprocessing import process
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
+from lockstep.compat.install import install as let_apex_be_imported
 from lockstep.launcher import orphans, reports
 from lockstep.launcher.plan import LaunchPlan, Rehearsal, Seat
 
@@ -68,6 +69,7 @@ def be_a_rank(start: Start) -> None:
         _forget_multiprocessing()
         _take_cores(seat, start.plan.threads)
         faulthandler.enable(pipe, all_threads=False)
+        let_apex_be_imported()
         if start.plan.compat:
             from lockstep.compat.begin import begin
 

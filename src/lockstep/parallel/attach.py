@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.errors import UsageError
 from lockstep.parallel.batchnorm import convert_sync_batchnorm
@@ -94,6 +94,7 @@ def attach(
     *,
     caps: Sequence[float],
     ignored: Collection[str] = (),
+    ends: Collection[Tensor] = (),
     equal: bool = True,
 ) -> Reducer:
     """Make all ranks' models equal, but for what is ``ignored``, and put a reducer on this one's."""
@@ -101,7 +102,7 @@ def attach(
     compare_structure(describe(named), peers, device)
     if equal:
         equalise([tensor for _, tensor in named], peers, device)
-    reducer = _reducers[model] = Reducer(model, peers, transport, device, caps=caps, ignored=ignored)
+    reducer = _reducers[model] = Reducer(model, peers, transport, device, caps=caps, ignored=ignored, ends=ends)
     follow_optimizers(_reducers)
     return reducer
 

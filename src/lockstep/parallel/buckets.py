@@ -1,6 +1,6 @@
 """Which gradient lies in which bucket: plain values in, plain values out."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
 MEBIBYTE = 2**20
@@ -13,7 +13,9 @@ class Piece(NamedTuple):
     kind: Hashable
 
 
-def fill_buckets(pieces: Sequence[Piece], order: Sequence[int], caps: Sequence[int]) -> list[list[int]]:
+def fill_buckets(
+    pieces: Sequence[Piece], order: Sequence[int], caps: Sequence[int], ends: Collection[int] = ()
+) -> list[list[int]]:
     """Divide gradients into buckets, in the order in which they are expected.
 
     Args:
@@ -21,6 +23,7 @@ def fill_buckets(pieces: Sequence[Piece], order: Sequence[int], caps: Sequence[i
         order: Their indices, each once, the one expected first in front.
         caps: Bytes after which the first bucket is full (few, so that something travels early), the second, and so on;
             the last number is for all others.
+        ends: Gradients with which every bucket is full, whatever it holds.
 
     Returns:
         The indices in each bucket, buckets in the order in which they become full. A bucket has one kind, and holds one
@@ -30,6 +33,8 @@ def fill_buckets(pieces: Sequence[Piece], order: Sequence[int], caps: Sequence[i
         >>> pieces = [Piece(4, "fp32"), Piece(4, "fp32"), Piece(2, "bf16"), Piece(8, "fp32")]
         >>> fill_buckets(pieces, order=[3, 2, 1, 0], caps=[8, 16])
         [[3], [2], [1, 0]]
+        >>> fill_buckets(pieces, order=[3, 2, 1, 0], caps=[99], ends={2})
+        [[3], [2], [1, 0]]
     """
     full: list[list[int]] = []
     filling: dict[Hashable, list[int]] = {}
@@ -38,7 +43,10 @@ def fill_buckets(pieces: Sequence[Piece], order: Sequence[int], caps: Sequence[i
         kind = pieces[index].kind
         filling.setdefault(kind, []).append(index)
         held[kind] = held.get(kind, 0) + pieces[index].bytes
-        if held[kind] >= caps[min(len(full), len(caps) - 1)]:
+        if index in ends:
+            full.extend(filling.values())
+            filling, held = {}, {}
+        elif held[kind] >= caps[min(len(full), len(caps) - 1)]:
             full.append(filling.pop(kind))
             held.pop(kind)
     return full + list(filling.values())

@@ -164,6 +164,13 @@ class Bucket:
         for param, grad, there in zip(self.params, self.grads, self.flags.tolist(), strict=True):
             param.grad = grad if there else None
 
+    def multiply(self, factor: float, *, tell: bool) -> None:
+        """Multiply every gradient; with ``tell`` each slot knows of it until its gradient grows again."""
+        self.body.mul_(factor)
+        if tell:
+            for slot in self.slots:
+                slot.times = factor
+
     def tie_graphs(self, factor: float) -> None:
         """After a backward that made a graph: each average keeps the graph of this rank's own part.
 

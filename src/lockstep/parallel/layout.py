@@ -1,8 +1,9 @@
 """The buckets of one model, and in which order they travel."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from lockstep.parallel.buckets import Piece, complete_order, fill_buckets
 from lockstep.parallel.control import WORDS
@@ -21,7 +22,14 @@ class Layout:
         seen: The numbers of the gradients that came in this round, as they came; None once the order is known.
     """
 
-    def __init__(self, slots: Iterable[Slot], transport: Transport, device: torch.device, caps: Sequence[int]) -> None:
+    def __init__(
+        self,
+        slots: Iterable[Slot],
+        transport: Transport,
+        device: torch.device,
+        caps: Sequence[int],
+        ends: Collection[Tensor] = (),
+    ) -> None:
         slots = list(slots)
         self.sparse = [slot for slot in slots if slot.sparse]
         self.dense = [slot for slot in slots if not slot.sparse]
@@ -31,6 +39,8 @@ class Layout:
             slot.bucket = None
         self._dtypes = [slot.param.dtype for slot in self.dense]
         self._transport, self._device, self._caps = transport, device, caps
+        closing = {id(param) for param in ends}
+        self._ends = {number for number, slot in enumerate(self.dense) if id(slot.param) in closing}
         self._order = list(reversed(range(len(self.dense))))
         self._groups = self._divide()
         self.seen: list[int] | None = []
@@ -52,7 +62,7 @@ class Layout:
 
     def _divide(self) -> list[list[int]]:
         pieces = [Piece(slot.param.nbytes, (real_dtype(slot.param), slot.param.device)) for slot in self.dense]
-        return fill_buckets(pieces, self._order, self._caps) or [[]]
+        return fill_buckets(pieces, self._order, self._caps, self._ends) or [[]]
 
     def fits(self) -> bool:
         """Whether every parameter still has the dtype for which its place was made."""

@@ -56,6 +56,10 @@ class Members:
                 slot = self._slots[id(param)]
                 slot.name, slot.sparse = name, id(param) in sparse
                 found.append(slot)
+            elif id(param) in self._slots:
+                self._slots[
+                    id(param)
+                ].bucket = None  # it lies in none from here on: unfrozen, it is noticed as a new one
         self.changed = False
         return found
 
@@ -71,6 +75,11 @@ class Members:
             )  # torch takes no hook for a frozen one, but keeps it when it is frozen afterwards
             slot.hook = param.register_post_accumulate_grad_hook(partial(self._arrived, slot))
             param.requires_grad_(trained)
+
+    @property
+    def slots(self) -> list[Slot]:
+        """All of them, frozen ones too."""
+        return list(self._slots.values())
 
     def owns(self, param: object) -> bool:
         """Whether a parameter is one of these."""

@@ -49,6 +49,10 @@ class Peers:
         with self._naming_the_lost():
             work.wait()
 
+    def add_up(self, x: Tensor) -> None:
+        """Sum ``x`` over ranks in place."""
+        self.wait(self.sum_soon(x))
+
     def line_up(self, x: Tensor) -> Tensor:
         """Give every rank's ``x`` (same shape and dtype on each), by rank, as ``(size, *x.shape)``."""
         mine = x.detach().contiguous()

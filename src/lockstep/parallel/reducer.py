@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from lockstep.collectives.kept import engines
 from lockstep.errors import LostRankError, MismatchError, UsageError
 from lockstep.parallel.buckets import MEBIBYTE
 from lockstep.parallel.control import CARRIED, Control, as_tensor, in_step, say, understand
@@ -40,6 +41,7 @@ class Reducer:
         device: Where the model lies.
         caps: MiB in the first bucket, in the second and so on; the last one is for all others.
         ignored: Names of parameters that are none of its business.
+        ends: Parameters with whose gradient a bucket is full, whatever it holds.
 
     Attributes:
         syncing: Whether a backward that begins now sends its gradients.
@@ -48,6 +50,7 @@ class Reducer:
         steps: How many optimizer steps this rank has taken.
         weight: What this rank's gradients count, see `weigh`; None for a plain average.
         total_weight: The sum of all ranks' weights in the last round.
+        times: What the average is multiplied by at the very end of a round.
         carried: The sums over ranks of what `carry` was given before the last round.
     """
 
@@ -60,15 +63,16 @@ class Reducer:
         *,
         caps: Sequence[float] = (1.0, 25.0),
         ignored: Collection[str] = (),
+        ends: Collection[Tensor] = (),
     ) -> None:
         self.peers, self.transport = peers, transport
         self.syncing, self.inactive, self.over_active, self.steps = True, False, True, 0
         self.weight: tuple[float, float] | None = None
-        self.total_weight = 0.0
+        self.total_weight, self.times = 0.0, 1.0
         self.carried: tuple[float, ...] = _NOTHING_CARRIED
         self._load: Sequence[float] | Tensor = _NOTHING_CARRIED
         self.device = device
-        self._caps = [int(cap * MEBIBYTE) for cap in caps]
+        self._caps, self._ends = [int(cap * MEBIBYTE) for cap in caps], ends
         self._unsent = False
         self._sent = False  # whether this step's round has been
         self._stepped: set[int] | None = None  # optimizers that stepped since the last round; None before the first one
@@ -81,9 +85,14 @@ class Reducer:
         self.members = Members(module, self._arrived, ignored)
         self._layout = self._lay_out(self.members.scan())
         self._next = 0
+        engines.add(self)
 
     def _lay_out(self, slots: list[Slot]) -> Layout:
-        return Layout(slots, self.transport, self.device, self._caps)
+        return Layout(slots, self.transport, self.device, self._caps, self._ends)
+
+    def owns_any(self, ids: Collection[int]) -> bool:
+        """Whether some of the parameters with these ids are its own."""
+        return not self.members.ids.isdisjoint(ids)
 
     def _arrived(self, slot: Slot, _: Tensor) -> None:
         """A parameter's gradient has grown; called by autograd."""
@@ -199,14 +208,14 @@ class Reducer:
         if self.weight is not None:
             return self.peers.size * self.weight[1] / heard.weight if heard.weight else 0.0
         if heard.inactive and self.over_active:
-            return self.peers.size / max(1.0, self.peers.size - heard.inactive)
-        return 1.0
+            return self.times * self.peers.size / max(1.0, self.peers.size - heard.inactive)
+        return self.times
 
     def _multiply(self, factor: float) -> None:
         """Once, at the very end, since a round may have had several exchanges."""
         if factor != 1:
             for bucket in self._layout.buckets:
-                bucket.body.mul_(factor)
+                bucket.multiply(factor, tell=self.times != 1)
             for slot in self._layout.sparse:
                 if slot.param.grad is not None:
                     slot.param.grad = slot.param.grad * factor
@@ -256,8 +265,8 @@ class Reducer:
         if 0 < heard.failed < self.peers.size:
             raise LostRankError(
                 f"rank {self.peers.rank}: a backward raised on {heard.failed:g} of ranks {self.peers.ranks}, so this "
-                "step's gradients are "
-                f"not complete on any. Look for that rank's own error; if it was caught, skip the step on every rank."
+                f"step's gradients are not complete on any. Look for that rank's own error; if it was caught, skip "
+                "the step on every rank."
             )
 
     def _learn(self) -> None:
@@ -381,13 +390,11 @@ class Reducer:
     def _refuse_open_round(self) -> None:
         if current_backward() != NO_BACKWARD:
             raise UsageError(
-                f"rank {self.peers.rank}: gradients are being averaged, and complete only when backward() is "
-                "through. Step the "
-                f"optimizer, or call lockstep.sync_gradients, after it."
+                f"rank {self.peers.rank}: gradients are being averaged, and complete only when backward() is through. "
+                f"Step the optimizer, or call lockstep.sync_gradients, after it."
             )
         self._abandon()
         raise UsageError(
             f"rank {self.peers.rank}: the last backward of this model raised before it was through, so its gradients "
-            "are not complete. "
-            f"Call optimizer.zero_grad() and another backward before the next step, on every rank."
+            f"are not complete. Call optimizer.zero_grad() and another backward before the next step, on every rank."
         )

@@ -25,6 +25,7 @@ class Slot:
         expected: How often it did in the last one: a re-entrant checkpoint used twice makes it grow twice.
         graph: Its gradient with the graph behind it, in a backward that creates one.
         sparse: Whether its module says that its gradients are sparse.
+        times: What its gradient was multiplied by at the end of the last round.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Slot:
         "place",
         "sparse",
         "taken",
+        "times",
     )
 
     def __init__(self, name: str, param: nn.Parameter) -> None:
@@ -49,6 +51,7 @@ class Slot:
         self.number, self.place, self.fired, self.expected = 0, 0, 0, 1
         self.graph: Tensor | None = None
         self.large = self.taken = self.sparse = False
+        self.times = 1.0
 
 
 def room(param: Tensor) -> int:

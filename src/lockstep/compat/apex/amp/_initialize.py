@@ -1,0 +1,3 @@
+"""What `initialize` did inside apex; lockstep.amp.front and lockstep.amp.models do it."""
+
+__all__: list[str] = []

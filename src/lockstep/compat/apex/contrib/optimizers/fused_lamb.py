@@ -1,0 +1,5 @@
+"""Where scripts import FusedLAMB from, too."""
+
+from ...optimizers.fused_lamb import FusedLAMB
+
+__all__ = ["FusedLAMB"]

@@ -1,0 +1,5 @@
+"""``apex.contrib.xentropy``."""
+
+from .softmax_xentropy import SoftmaxCrossEntropyLoss
+
+__all__ = ["SoftmaxCrossEntropyLoss"]

@@ -1,0 +1,5 @@
+"""``apex.mlp``."""
+
+from .mlp import MLP, mlp_function
+
+__all__ = ["MLP", "mlp_function"]

@@ -1,0 +1,1 @@
+"""Stand-ins for apex's compiled modules, imported under their own names."""
