@@ -205,8 +205,10 @@ def test_the_options_are_these():
     assert sorted(option for p in run_command.params for option in p.opts if option.startswith("-")) == [
         *(
             "--debug",
+            "--device",
             "--dry-run",
             "--grace",
+            "--hide-cuda",
             "--local-addr",
             "--log-dir",
             "--master-addr",
@@ -218,11 +220,12 @@ def test_the_options_are_these():
             "--nnodes",
             "--node-rank",
             "--nproc-per-node",
+            "--ranks",
             "--rdzv-backend",
             "--rdzv-conf",
             "--rdzv-endpoint",
         ),
-        *("--rdzv-id", "--standalone", "--start", "-m", "-n"),
+        *("--rdzv-id", "--standalone", "--start", "--steps", "-m", "-n"),
     ]
 
 
