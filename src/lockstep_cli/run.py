@@ -12,7 +12,13 @@ from lockstep_cli.spelling import EITHER_SPELLING
 
 @click.command(context_settings=EITHER_SPELLING | {"allow_interspersed_args": False})
 @click.option(
-    "-n", "--nproc-per-node", default="auto", metavar="N", help="Ranks on this node: a number, auto, gpu or cpu."
+    "-n",
+    "--nproc-per-node",
+    "--ranks",
+    "nproc_per_node",
+    default="auto",
+    metavar="N",
+    help="Ranks on this node: a number, auto, gpu or cpu.",
 )
 @click.option("--nnodes", default="1", metavar="N[:MOST]", help="Nodes.")
 @click.option("--node-rank", default=0, help="This node's number, from 0.")
@@ -35,6 +41,9 @@ from lockstep_cli.spelling import EITHER_SPELLING
 @click.option("--start", type=click.Choice(["fork", "spawn"]), default="fork", help="How ranks start; spawn is slower.")
 @click.option("--log-dir", default="", metavar="FOLDER", help="Also keep each rank's output in a file there.")
 @click.option("--debug", type=int, metavar="LOCAL_RANK", help="Give the terminal to this rank, for a debugger.")
+@click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", help="cpu: rehearse a script for CUDA.")
+@click.option("--hide-cuda", is_flag=True, help="With --device cpu: torch.cuda.is_available() says no.")
+@click.option("--steps", type=click.IntRange(1), help="With --device cpu: end after N optimizer steps, with a report.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and why.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as with python -m.")
 @click.argument("script")
@@ -49,16 +58,19 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
     from lockstep.launcher import front, machine, plan
     from lockstep.launcher.drop_in import prepare
     from lockstep.launcher.script import Job, missing, run_as_main
+    from lockstep_cli import rehearse
 
     if standalone and (options["nnodes"] != "1" or options["rdzv_endpoint"]):
         raise click.UsageError("--standalone means one node, without --nnodes and --rdzv-endpoint.")
     job = Job(script, arguments, module)
     compat, trust = options.pop("compat"), options.pop("trust_checkpoints")
+    rehearsing = {name: options.pop(name) for name in ("device", "hide_cuda", "steps")}
     job, wish = prepare(job, plan.Wish(**options), compat, trust)
     if what := missing(job):
         raise click.UsageError(what)
+    rehearsal = rehearse.wanted(job, **rehearsing)
     try:
-        made = plan.make_plan(wish, machine.look(), os.environ)
+        made = plan.make_plan(wish._replace(rehearsal=rehearsal), machine.look(), os.environ)
     except UsageError as error:
         raise click.UsageError(str(error)) from None
     if dry_run:
@@ -66,6 +78,8 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
         return
     if options["nproc_per_node"] == "auto":
         click.echo(plan.in_one_line(made), err=True)
-    last = front.run(made, functools.partial(run_as_main, job))
-    sys.stderr.write(last.text)
+    with rehearse.folder_for(made) as made:
+        last = front.run(made, functools.partial(run_as_main, job))
+        sys.stderr.write(last.text)
+        rehearse.print_report(made, failed=last.code != 0)
     sys.exit(last.code)

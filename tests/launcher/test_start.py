@@ -206,8 +206,10 @@ def test_the_options_are_these():
         *(
             "--compat",
             "--debug",
+            "--device",
             "--dry-run",
             "--grace",
+            "--hide-cuda",
             "--local-addr",
             "--log-dir",
             "--master-addr",
@@ -219,11 +221,12 @@ def test_the_options_are_these():
             "--nnodes",
             "--node-rank",
             "--nproc-per-node",
+            "--ranks",
             "--rdzv-backend",
             "--rdzv-conf",
             "--rdzv-endpoint",
         ),
-        *("--rdzv-id", "--standalone", "--start", "--trust-checkpoints", "-m", "-n"),
+        *("--rdzv-id", "--standalone", "--start", "--steps", "--trust-checkpoints", "-m", "-n"),
     ]
 
 

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from lockstep.launcher import orphans, reports
-from lockstep.launcher.plan import LaunchPlan, Seat
+from lockstep.launcher.plan import LaunchPlan, Rehearsal, Seat
 
 # What multiprocessing takes a main process for: this module is imported before a process that it starts gets its task.
 _MAIN_PROCESS = process.current_process()
@@ -72,6 +72,8 @@ def be_a_rank(start: Start) -> None:
             from lockstep.compat.begin import begin
 
             begin(start.plan.compat, one_node=start.plan.one_node)
+        if start.plan.rehearsal:
+            _rehearse(start.plan.rehearsal)
     except BaseException as error:
         tell_failure(error, pipe)
         os._exit(1)
@@ -130,6 +132,16 @@ def _take_cores(seat: Seat, threads: int) -> None:
     # Both were loaded before the fork, and read the variable then: torch's threads, and those of numpy's BLAS.
     torch.set_num_threads(threads)
     threadpoolctl.threadpool_limits(threads, user_api="blas")
+
+
+def _rehearse(wanted: Rehearsal) -> None:
+    from lockstep.compat.rehearsal import install, processes
+    from lockstep.compat.rehearsal.settings import Settings
+
+    if wanted.own_ranks:
+        for name in processes.LAUNCHERS_OWN:
+            os.environ.pop(name, None)
+    install.install(Settings(wanted.devices, wanted.hide_cuda, wanted.steps, wanted.folder))
 
 
 def _run(job: Callable[[], None], pipe: int) -> int:

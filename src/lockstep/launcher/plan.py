@@ -31,6 +31,24 @@ class Machine(NamedTuple):
         return max(1, min(len(self.cores), int(self.quota or len(self.cores))))
 
 
+class Rehearsal(NamedTuple):
+    """What `lockstep run --device cpu` adds.
+
+    Attributes:
+        devices: CUDA devices that the script sees; as many as ranks.
+        hide_cuda: Whether it is told that there is none.
+        steps: After how many optimizer steps it ends; 0 for never.
+        folder: Where ranks leave what they have seen.
+        own_ranks: Whether the script starts its ranks itself, so that one process is started, as by ``python script``.
+    """
+
+    devices: int = 0
+    hide_cuda: bool = False
+    steps: int = 0
+    folder: str = ""
+    own_ranks: bool = False
+
+
 class Wish(NamedTuple):
     """What the user asked for; None and empty where nothing was said. Named like the options of ``lockstep run``."""
 
@@ -50,6 +68,7 @@ class Wish(NamedTuple):
     grace: float = 10.0
     log_dir: str = ""
     debug: int | None = None
+    rehearsal: Rehearsal | None = None
 
 
 class Choice(NamedTuple):
@@ -94,6 +113,7 @@ class LaunchPlan(NamedTuple):
     log_dir: str
     debug: int | None
     choices: dict[str, Choice]
+    rehearsal: Rehearsal | None = None
 
     @property
     def one_node(self) -> bool:
@@ -117,20 +137,29 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         >>> [seat.cores for seat in plan.seats], plan.threads
         ([(0, 1), (2, 3)], 2)
     """
+    machine = machine._replace(gpus=0) if wish.rehearsal else machine
     count, ranks = choose_ranks(wish.nproc_per_node, machine)
-    if wish.compat and wish.compat.own_ranks:
+    own_ranks = bool(wish.compat and wish.compat.own_ranks)
+    if own_ranks and not wish.rehearsal:
         count, ranks = 1, Choice("1", "the script starts its ranks itself")
     meeting = choose_meeting(wish)
+    rehearsal = choose_rehearsal(wish.rehearsal, count, meeting, own_ranks)
     gpu = device_kind(wish.nproc_per_node, count, machine) == "cuda"
     threads, threads_choice = choose_threads(count, machine, environ)
     cores, cores_choice = choose_cores(count, machine, environ, gpu)
     shared = {"OMP_NUM_THREADS": str(threads)} | loopback(meeting, environ)
+    started = 1 if rehearsal and rehearsal.own_ranks else count
+    pinned = cores if started == count else []
     seats = tuple(
-        Seat(rank, f"cuda:{rank}" if gpu else "cpu", cores[rank] if cores else (), dict(shared))
-        for rank in range(count)
+        Seat(rank, f"cuda:{rank}" if gpu else "cpu", pinned[rank] if pinned else (), dict(shared))
+        for rank in range(started)
     )
-    if wish.debug is not None and not 0 <= wish.debug < count:
-        raise UsageError(f"--debug {wish.debug}: local ranks here count from 0 to {count - 1}.")
+    if wish.debug is not None and not 0 <= wish.debug < started:
+        raise UsageError(f"--debug {wish.debug}: local ranks here count from 0 to {started - 1}.")
+    choices = {"ranks": ranks, "threads": threads_choice, "cores": cores_choice, "meeting": meeting_choice(meeting)}
+    if rehearsal:
+        who = "started by the script itself" if rehearsal.own_ranks else "one for each rank"
+        choices["devices"] = Choice(f"{count} that say cuda and are this CPU", f"--device cpu; {who}")
     return LaunchPlan(
         seats=seats,
         threads=threads,
@@ -141,8 +170,22 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         grace=wish.grace,
         log_dir=wish.log_dir,
         debug=wish.debug,
-        choices={"ranks": ranks, "threads": threads_choice, "cores": cores_choice, "meeting": meeting_choice(meeting)},
+        choices=choices,
+        rehearsal=rehearsal,
     )
+
+
+def choose_rehearsal(
+    wanted: Rehearsal | None, count: int, meeting: Meeting, own_ranks: bool = False
+) -> Rehearsal | None:
+    """A rehearsal has as many devices as ranks, all on this machine."""
+    if wanted is None:
+        return None
+    if meeting.backend:
+        raise UsageError("--device cpu rehearses on one machine: leave --nnodes and --rdzv-* out, and write -n RANKS.")
+    if wanted.steps < 0:
+        raise UsageError(f"--steps {wanted.steps}: write how many optimizer steps to take, from 1 on.")
+    return wanted._replace(devices=count, own_ranks=wanted.own_ranks or own_ranks)
 
 
 def device_kind(wanted: str, count: int, machine: Machine) -> str:

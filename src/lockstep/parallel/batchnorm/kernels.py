@@ -167,4 +167,4 @@ _CUDA = Kernels(_cuda_measure, _cuda_normalise, _cuda_gradient_sums, _cuda_input
 
 def kernels_for(x: Tensor) -> Kernels:
     """The row for the tensor's device."""
-    return _CUDA if x.is_cuda else _CPU
+    return _CPU if x.is_cpu else _CUDA  # in a rehearsal is_cuda may be true of a CPU tensor; is_cpu is never wrong

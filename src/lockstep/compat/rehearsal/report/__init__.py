@@ -1,0 +1,1 @@
+"""What a rehearsal has seen: facts of each rank, put together, in words."""
