@@ -125,12 +125,3 @@ def test_launch_is_the_same_thing_however_it_is_imported():
 
     assert launch is module is lockstep.launch
     assert callable(launch)
-
-
-def test_the_module_form_says_what_to_write():
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep.launch", "x.py"], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("Write: lockstep run -n RANKS script.py [arguments]")
