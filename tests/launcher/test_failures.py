@@ -84,7 +84,8 @@ def test_l18_who_died_first_is_said_and_when_the_others_did(tmp_path):
     *others, first = done.stderr.splitlines()
     assert first.startswith("lockstep: rank 2 of 3")
     assert first.endswith("failed first: SIGKILL")
-    assert len([line for line in others if re.search(r"\+\d+\.\d\d s: rank [01] was ended \(SIG(TERM|KILL)\)", line)]) == 2
+    ended = r"\+\d+\.\d\d s: rank [01] was ended \(SIG(TERM|KILL)\)"
+    assert len([line for line in others if re.search(ended, line)]) == 2
 
 
 def test_a_killed_rank_is_named_even_where_its_peers_felt_it_in_a_collective(tmp_path):
