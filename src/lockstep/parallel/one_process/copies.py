@@ -37,7 +37,7 @@ class Copies:
         self.device = device
         self.moved = 0
         self._kept: dict[int, _Kept] = {}
-        self._seen: dict[int, tuple[Tensor, int, Tensor]] = {}  # by its id: a copy, its version then, and its sums
+        self._seen: tuple[list[tuple[int, int]], list[Tensor]] = ([], [])  # which copies, and their sums
 
     def refresh(self, parameters: Sequence[Tensor], buffers: Sequence[Tensor]) -> dict[int, Tensor]:
         """Give the copy of each tensor, by its id; those that are out of date are made anew.
@@ -74,11 +74,10 @@ class Copies:
 
     def _sums_seen(self, copies: list[Tensor]) -> list[Tensor]:
         """Of copies that nobody writes to without telling: made once; comparing then reads the module's side only."""
-        known = [copy for copy in copies if id(copy) in self._seen and self._seen[id(copy)][1] == copy._version]
-        self._seen = {id(copy): self._seen[id(copy)] for copy in known}
-        new = [copy for copy in copies if id(copy) not in self._seen]
-        self._seen |= {id(copy): (copy, copy._version, x) for copy, x in zip(new, self._sums_now(new), strict=True)}
-        return [self._seen[id(copy)][2] for copy in copies]
+        key = [(id(copy), copy._version) for copy in copies]
+        if key != self._seen[0]:
+            self._seen = key, self._sums_now(copies)
+        return self._seen[1]
 
     def _looks_current(self, tensor: Tensor) -> bool:
         kept = self._kept.get(id(tensor))
