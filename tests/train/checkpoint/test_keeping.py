@@ -82,6 +82,16 @@ def test_a_loader_that_is_forgotten_is_warned_of(tmp_path):
         checkpoint.save(wait=True)
 
 
+def test_the_loader_of_an_evaluation_is_not_taken_for_one_that_was_forgotten(tmp_path, recwarn):
+    train, test = lockstep.DataLoader(range(3)), lockstep.DataLoader(range(2))
+    checkpoint = lockstep.Checkpoint(tmp_path, values={}, train=train)
+    for _ in checkpoint.epochs(2):
+        list(train)
+        list(test)
+
+    assert [] == [str(warning.message) for warning in recwarn]
+
+
 @pytest.mark.parametrize("options", [{"keep": 0}, {"every_steps": 0}, {"every_minutes": 0}, {"keep_best": "x"}])
 def test_arguments_that_make_no_sense_are_refused(tmp_path, options):
     with pytest.raises(lockstep.UsageError):

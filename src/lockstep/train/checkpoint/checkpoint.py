@@ -262,7 +262,7 @@ class Checkpoint:
         if not self._warned and self._world.is_main and states.forgotten_loader(self._parts, self._world):
             self._warned = True
             warnings.warn(
-                f"{self._who()}: the lockstep.DataLoader that gave the last batch is no part of the checkpoint: a "
+                f"{self._who()}: the lockstep.DataLoader that gives the batches is no part of the checkpoint: a "
                 f"restarted run begins an epoch again instead of going on in it. Write Checkpoint(..., train=train).",
                 stacklevel=4,
             )
