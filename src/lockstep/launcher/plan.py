@@ -100,8 +100,28 @@ class Meeting(NamedTuple):
     port: int = 0
 
 
+class Link(NamedTuple):
+    """This node's way to node 0.
+
+    Attributes:
+        host: Node 0 as the user wrote it.
+        address: Its address in numbers.
+        port: Where it listens.
+        local: This node's own address on the way there; ranks are reached at it.
+        interface: The interface that has it.
+        is_here: Whether ``address`` is this node's own.
+    """
+
+    host: str
+    address: str
+    port: int
+    local: str
+    interface: str
+    is_here: bool
+
+
 class LaunchPlan(NamedTuple):
-    """All that the launcher does, decided."""
+    """All that the launcher does, decided. ``wanted`` is ``--nproc-per-node`` as written; ``link`` is found later."""
 
     seats: tuple[Seat, ...]
     threads: int
@@ -114,6 +134,8 @@ class LaunchPlan(NamedTuple):
     debug: int | None
     choices: dict[str, Choice]
     rehearsal: Rehearsal | None = None
+    wanted: str = "auto"
+    link: Link | None = None
 
     @property
     def one_node(self) -> bool:
@@ -172,6 +194,7 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         debug=wish.debug,
         choices=choices,
         rehearsal=rehearsal,
+        wanted=wish.nproc_per_node,
     )
 
 
