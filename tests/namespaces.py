@@ -45,6 +45,10 @@ class Node:
         """Run ip inside."""
         ip("-n", self.name, *words)
 
+    def command(self, *line):
+        """Run a command inside, to its end."""
+        subprocess.run(["ip", "netns", "exec", self.name, *map(str, line)], check=True, capture_output=True, text=True)
+
     def start(self, *line, env=None, hosts=""):
         """Start a command inside, in a session of its own; with /etc/hosts of its own if ``hosts`` is given."""
         inside = ["ip", "netns", "exec", self.name, "unshare", "--uts", "--mount", "sh", "-c"]
