@@ -9,13 +9,13 @@ and iproute2. Writes results/nodes.json.
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 
 SIZES = (16, 4_096, 65_536, 1_048_576, 4_194_304)  # float32
+LIMIT = ("rate", "1gbit", "burst", "256kb", "latency", "100ms")
 SECONDS = 1.2  # of each measurement
 
 INSIDE = f"""
@@ -79,9 +79,8 @@ def main():
             {"floats": count, "gloo ms": round(gloo, 3), "hierarchy ms": round(ours, 3), "ratio": round(ours / gloo, 2)}
         )
         print(f"{count:>9} floats: gloo {gloo:8.3f} ms, hierarchy {ours:8.3f} ms, {ours / gloo:.2f} of it")
-    (HERE / "results" / "nodes.json").write_text(
-        json.dumps({"when": time.strftime("%F"), "all_reduce": table}, indent=1) + "\n"
-    )
+    found = {"machine": machine(), "all_reduce": table}
+    (HERE / "results" / "nodes.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -45,6 +45,18 @@ class Node:
         """Run ip inside."""
         ip("-n", self.name, *words)
 
+    def unplug(self):
+        """Pull the cable out of the bridge."""
+        ip("link", "set", self.cable, "down")
+
+    def plug(self):
+        """Put it back."""
+        ip("link", "set", self.cable, "up")
+
+    def launcher_pid(self, process):  # every wrapper has replaced itself by the next
+        """The process of a launcher that `lockstep` started."""
+        return process.pid
+
     def command(self, *line):
         """Run a command inside, to its end."""
         subprocess.run(["ip", "netns", "exec", self.name, *map(str, line)], check=True, capture_output=True, text=True)
