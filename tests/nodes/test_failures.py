@@ -88,5 +88,5 @@ def test_l13_others_go_on_without_a_node_that_leaves_an_elastic_run(tmp_path):
         os.kill(made[leaves].launcher_pid(started[leaves]), signal.SIGTERM)
         found = results(started)
 
-    assert [code for code, _, _ in found] == [0, 143], found
+    assert [code for code, _, _ in found] == [0, 143], "\n".join(e for _, _, e in found)
     assert found[0][1].splitlines()[-1] == "[0, 1, 1]"

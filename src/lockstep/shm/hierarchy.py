@@ -104,6 +104,7 @@ class Hierarchy(SharedMemoryGroup):
         self._names, self._nodes = names, nodes
         self._node = next(node for node, ranks in enumerate(nodes) if rank in ranks)
         self._local = nodes[self._node].index(rank)
+        self._alone = len(nodes[self._node]) == 1
         self._seconds = timeout.total_seconds()
         self._below = SharedMemoryGroup(store, member, self._local, len(nodes[self._node]))
         self._order = [one for ranks in nodes for one in ranks]
@@ -322,6 +323,8 @@ class Hierarchy(SharedMemoryGroup):
 
     def _give(self, tensors: Sequence[Tensor], root: int = 0) -> None:
         """Broadcast within this node."""
+        if self._alone:
+            return
         opts = c10d.BroadcastOptions()
         opts.rootRank, opts.rootTensor, opts.asyncOp = root, 0, False
         for x in tensors:
@@ -498,6 +501,8 @@ class Hierarchy(SharedMemoryGroup):
 
     def _same_call(self, words: Words) -> None:
         """See that all ranks of this node do the same; what differs elsewhere the leaders find."""
+        if self._alone:
+            return
         rows = torch.empty(len(self._nodes[self._node]), len(words), dtype=torch.int64)
         opts = c10d.AllgatherOptions()
         opts.asyncOp = False
@@ -515,7 +520,7 @@ class Hierarchy(SharedMemoryGroup):
 
     def _tell(self, error: LockstepError | None) -> None:
         """Say to this node how it went between the nodes."""
-        if len(self._nodes[self._node]) == 1:
+        if self._alone:
             return
         verdict = torch.zeros(_TELL, dtype=torch.uint8)
         if error is not None:

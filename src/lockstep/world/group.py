@@ -87,15 +87,13 @@ def roll_call(store: Store, place: Place, timeout: float) -> None:
         ) from error
 
 
-def choose_backend(wanted: str, device: torch.device, nodes: int, size: int = 1) -> tuple[str, ...]:
+def choose_backend(wanted: str, device: torch.device, nodes: int) -> tuple[str, ...]:
     """Which backends to try, in turn: for CPU tensors shared memory between the ranks of one node.
 
     A GPU's world keeps gloo for its CPU tensors: with shm, every collective would pass through Python before nccl.
 
     Example:
-        >>> choose_backend("auto", torch.device("cpu"), nodes=2, size=2)
-        ('gloo',)
-        >>> choose_backend("auto", torch.device("cpu"), nodes=2, size=4)
+        >>> choose_backend("auto", torch.device("cpu"), nodes=2)
         ('hierarchy', 'gloo')
         >>> choose_backend("auto", torch.device("cuda:0"), nodes=1)
         ('cpu:gloo,cuda:nccl',)
@@ -104,7 +102,7 @@ def choose_backend(wanted: str, device: torch.device, nodes: int, size: int = 1)
         return (wanted,)
     if device.type != "cpu":
         return ("cpu:gloo,cuda:nccl",)
-    if sys.platform != "linux" or (nodes > 1 and size == nodes):
+    if sys.platform != "linux":
         return ("gloo",)
     return ("shm" if nodes == 1 else "hierarchy", "gloo")
 

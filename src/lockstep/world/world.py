@@ -137,7 +137,7 @@ def init(
     note = ""
     if place.size > 1 and not adopted:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-        note = group.start(place, chosen, group.choose_backend(backend, chosen, place.nodes, place.size), seconds)
+        note = group.start(place, chosen, group.choose_backend(backend, chosen, place.nodes), seconds)
         atexit.register(group.end)
     ranks: Ranks = Group(chosen) if dist.is_initialized() else Alone()
     if adopted:
