@@ -53,10 +53,6 @@ class Node:
         """Put it back."""
         ip("link", "set", self.cable, "up")
 
-    def launcher_pid(self, process):  # every wrapper has replaced itself by the next
-        """The process of a launcher that `lockstep` started."""
-        return process.pid
-
     def command(self, *line):
         """Run a command inside, to its end."""
         subprocess.run(["ip", "netns", "exec", self.name, *map(str, line)], check=True, capture_output=True, text=True)

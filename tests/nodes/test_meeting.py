@@ -1,11 +1,13 @@
 """Real machines as far as one machine can be several: namespaces on a bridge, each with its own `lockstep run`."""
 
 import ast
+import os
 import sys
 
 import pytest
 from namespaces import nodes, results, why_not
 
+SOAK = pytest.mark.skipif("LOCKSTEP_SOAK" not in os.environ, reason="takes too long for every change: make soak")
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "can be")
 
 TRAINING = """
@@ -41,7 +43,7 @@ def ours(err):
     ]
 
 
-@pytest.mark.parametrize("counts", [(2, 2), (1, 2, 1)], ids=["two nodes", "three nodes"])
+@pytest.mark.parametrize("counts", [(2, 2), pytest.param((1, 2, 1), marks=SOAK)], ids=str)
 def test_training_on_several_nodes_equals_one_process(counts):
     """Pain L11 too: no node's own name resolves, and gloo takes the interface that leads to node 0."""
     with nodes(len(counts)) as made:
@@ -56,6 +58,7 @@ def test_training_on_several_nodes_equals_one_process(counts):
         assert f"lockstep: {node.name} meets the other nodes by eth0, {node.address} " in err
 
 
+@SOAK
 def test_l10_an_elastic_run_meets_at_an_alias_that_is_no_nodes_name():
     """Rendezvous endpoint given as an alias: nobody hosted the store."""
     with nodes(2) as made:
@@ -91,6 +94,7 @@ def test_a_name_that_resolves_to_loopback_on_one_node():
     assert line.startswith("lockstep: master resolves to 127.0.1.1 here, which is loopback")
 
 
+@SOAK
 def test_a_port_where_nobody_listens():
     with nodes(2) as made:
         ((code, _, err),) = results([made[1].lockstep(TELL, "-n", "1", *static(made, 1), *QUICK)])
@@ -116,7 +120,7 @@ def test_a_firewalled_port_and_the_node_that_is_missing():
     assert "on eth0: no answer: a firewall drops the packets" in ours(err1)[-1]
 
 
-@pytest.mark.parametrize("interface", ["ib7", "lo"])
+@pytest.mark.parametrize("interface", ["lo", pytest.param("ib7", marks=SOAK)])
 def test_an_interface_that_cannot_be(interface):
     with nodes(1) as made:
         env = {"GLOO_SOCKET_IFNAME": interface}
@@ -127,6 +131,7 @@ def test_an_interface_that_cannot_be(interface):
     assert ours(err)[0].endswith(f"The way to {made[0].address} is eth0.")
 
 
+@SOAK
 def test_an_interface_that_other_nodes_do_not_reach():
     """It exists and has an address, of a network that ends here."""
     with nodes(2) as made:
@@ -144,6 +149,7 @@ def test_an_interface_that_other_nodes_do_not_reach():
     assert f"cannot reach node 1 ({made[1].name}) at 10.99.0.2 on dead0: " in said.pop()
 
 
+@SOAK
 def test_other_versions_are_said_by_both_nodes():
     patch = "from importlib import metadata; metadata.version = lambda name: '0.0.9'\n"
     older = [sys.executable, "-c", patch + "from lockstep_cli import main; main()"]
@@ -158,6 +164,7 @@ def test_other_versions_are_said_by_both_nodes():
     assert f"node 1 ({made[1].name}) has lockstep 0.0.9. Install the same on every node." in said.pop()
 
 
+@SOAK
 def test_two_launchers_with_one_number():
     with nodes(3) as made:
         found = results(
