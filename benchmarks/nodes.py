@@ -11,6 +11,8 @@ import statistics
 import sys
 from pathlib import Path
 
+from common import machine
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
 

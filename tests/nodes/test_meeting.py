@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from namespaces import nodes, results, why_not
+from ranks import run_ranks
 
 SOAK = pytest.mark.skipif("LOCKSTEP_SOAK" not in os.environ, reason="takes too long for every change: make soak")
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "can be")
@@ -25,7 +26,8 @@ for epoch in range(3):
     for x, y in train:
         with update:
             update.backward(cross_entropy(model(x), y, reduction="none"))
-world.print([world.size, world.nodes, [p.sum().item() for p in model.parameters()]])
+found = [p.sum().item() for p in model.parameters()]
+world.print([world.size, world.nodes, found])
 """
 TELL = "import lockstep, torch, os\nw = lockstep.init()\nprint([w.rank, w.node, w.nodes, w.size], flush=True)\n"
 QUICK = ("--rdzv-conf", "timeout=2")
@@ -43,17 +45,23 @@ def ours(err):
     ]
 
 
+def alone(rank):
+    """The same script in a process of its own."""
+    space = {}
+    exec(TRAINING, space)
+    return space["found"]
+
+
 @pytest.mark.parametrize("counts", [(2, 2), pytest.param((1, 2, 1), marks=SOAK)], ids=str)
 def test_training_on_several_nodes_equals_one_process(counts):
     """Pain L11 too: no node's own name resolves, and gloo takes the interface that leads to node 0."""
     with nodes(len(counts)) as made:
-        (alone,) = results([made[0].lockstep(TRAINING, "-n", "1")])
         together = results([node.lockstep(TRAINING, "-n", counts[k], *static(made, k)) for k, node in enumerate(made)])
 
     assert [code for code, _, _ in together] == [0] * len(counts), together
     size, many, found = ast.literal_eval(together[0][1])
     assert (size, many) == (sum(counts), len(counts))
-    assert found == pytest.approx(ast.literal_eval(alone[1])[2], rel=1e-5)
+    assert found == pytest.approx(run_ranks(alone, 1, backend=None)[0], rel=1e-5)
     for node, (_, _, err) in zip(made, together, strict=True):
         assert f"lockstep: {node.name} meets the other nodes by eth0, {node.address} " in err
 
@@ -82,6 +90,7 @@ def test_a_name_that_does_not_resolve():
     assert line.startswith(f"lockstep: the name nowhere.invalid does not resolve on {made[0].name} (")
 
 
+@SOAK
 def test_a_name_that_resolves_to_loopback_on_one_node():
     """What Debian writes into /etc/hosts of the very node that is to be node 0."""
     with nodes(1) as made:
@@ -120,7 +129,8 @@ def test_a_firewalled_port_and_the_node_that_is_missing():
     assert "on eth0: no answer: a firewall drops the packets" in ours(err1)[-1]
 
 
-@pytest.mark.parametrize("interface", ["lo", pytest.param("ib7", marks=SOAK)])
+@SOAK
+@pytest.mark.parametrize("interface", ["lo", "ib7"])
 def test_an_interface_that_cannot_be(interface):
     with nodes(1) as made:
         env = {"GLOO_SOCKET_IFNAME": interface}
