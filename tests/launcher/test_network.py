@@ -7,7 +7,8 @@ import pytest
 from lockstep.errors import UsageError
 from lockstep.launcher import cards, network
 from lockstep.launcher.cards import Card
-from lockstep.launcher.plan import Link, Machine, Meeting, Wish, make_plan
+from lockstep.launcher.link import Link
+from lockstep.launcher.plan import Machine, Meeting, Wish, make_plan
 
 INTERFACES = {"lo": ("127.0.0.1", "::1"), "eth0": ("10.0.0.2", "fd00::2"), "ib0": ("10.1.0.2",), "tun0": ()}
 LINK = Link("a", "10.0.0.1", 29500, "10.0.0.2", "eth0", is_here=False)

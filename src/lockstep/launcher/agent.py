@@ -25,8 +25,9 @@ from lockstep.launcher import orphans
 from lockstep.launcher.cards import Card
 from lockstep.launcher.child import Start, be_a_rank
 from lockstep.launcher.elastic import Torchs
+from lockstep.launcher.link import Link
 from lockstep.launcher.nodes import Nodes
-from lockstep.launcher.plan import LaunchPlan, Link, Meeting
+from lockstep.launcher.plan import LaunchPlan, Meeting
 
 _ADDRESS = "127.0.0.1"
 _LOOK_EVERY = 0.03  # seconds between the agent's looks at its ranks

@@ -22,7 +22,8 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from lockstep.errors import UsageError
 from lockstep.launcher import cards, network
 from lockstep.launcher.cards import Card
-from lockstep.launcher.plan import Link, Meeting
+from lockstep.launcher.link import Link
+from lockstep.launcher.plan import Meeting
 
 _SAY_EVERY = 30.0
 _ROLL_CALL = 30.0  # seconds; all nodes have just met

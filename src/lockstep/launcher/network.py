@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping
 
 from lockstep.errors import UsageError
-from lockstep.launcher.plan import Choice, LaunchPlan, Link, Meeting
+from lockstep.launcher.link import Link
+from lockstep.launcher.plan import Choice, LaunchPlan, Meeting
 
 PATIENCE = 30.0
 """Seconds that nodes wait for each other at the first start; ``--rdzv-conf timeout=SECONDS`` says otherwise."""

@@ -22,7 +22,8 @@ from lockstep.errors import UsageError
 from lockstep.launcher import cards, network
 from lockstep.launcher.cards import Card
 from lockstep.launcher.child import ROUND
-from lockstep.launcher.plan import Link, Meeting
+from lockstep.launcher.link import Link
+from lockstep.launcher.plan import Meeting
 
 _LOOK_EVERY = 0.05  # seconds between looks at the store
 _SAY_EVERY = 30.0

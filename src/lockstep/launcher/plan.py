@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from lockstep.compat.choose import Compat
 from lockstep.errors import UsageError
+from lockstep.launcher.link import Link
 
 
 class Machine(NamedTuple):
@@ -98,26 +99,6 @@ class Meeting(NamedTuple):
     most_nodes: int = 1
     local_addr: str = ""
     port: int = 0
-
-
-class Link(NamedTuple):
-    """This node's way to node 0.
-
-    Attributes:
-        host: Node 0 as the user wrote it.
-        address: Its address in numbers.
-        port: Where it listens.
-        local: This node's own address on the way there; ranks are reached at it.
-        interface: The interface that has it.
-        is_here: Whether ``address`` is this node's own.
-    """
-
-    host: str
-    address: str
-    port: int
-    local: str
-    interface: str
-    is_here: bool
 
 
 class LaunchPlan(NamedTuple):
