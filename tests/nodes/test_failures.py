@@ -62,6 +62,7 @@ def test_a_pulled_cable_is_reported_on_both_sides_and_the_run_goes_on_when_it_is
         assert "lockstep: restart 1 of 2: rank " in err
 
 
+@SOAK
 def test_a_node_that_was_killed_is_replaced(tmp_path):
     with nodes(2) as made:
         started = begin(made, tmp_path, "--max-restarts", "1")

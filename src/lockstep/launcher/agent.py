@@ -227,11 +227,13 @@ def run(
         monitor_interval=_LOOK_EVERY,
     )
     agent = LocalElasticAgent(spec, NoLogs(), start_method=plan.start)
+    failed = True
     try:
         result = agent.run()
-        if isinstance(meeting, Nodes) and (result is None or result.is_failed()):
-            meeting.give_up()
+        failed = result is None or result.is_failed()
     finally:
+        if failed and isinstance(meeting, Nodes):
+            meeting.give_up()
         # Other nodes of an elastic run go on without one that was told to end; shutting down would end it for all.
         if not (stopped() and plan.meeting.least_nodes < plan.meeting.most_nodes):
             handler.shutdown()
