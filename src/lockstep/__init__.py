@@ -95,8 +95,16 @@ def _start_shm(options: Any, more: object) -> Any:
     return start_group(options, more)
 
 
+def _start_hierarchy(options: Any, more: object) -> Any:
+    from lockstep.shm.hierarchy import start_group
+
+    return start_group(options, more)
+
+
 # Like gloo and nccl, shm is there by name: init_process_group("shm"), "cpu:shm,cuda:nccl", new_group(backend="shm").
 torch.distributed.Backend.register_backend("shm", _start_shm, extended_api=True, devices=["cpu"])
+# The same for several nodes: shm within each, gloo between them.
+torch.distributed.Backend.register_backend("hierarchy", _start_hierarchy, extended_api=True, devices=["cpu"])
 
 __all__ = [
     "Checkpoint",

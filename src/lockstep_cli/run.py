@@ -55,7 +55,7 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
     Everything after SCRIPT is the script's own.
     """
     from lockstep.errors import UsageError
-    from lockstep.launcher import front, machine, plan
+    from lockstep.launcher import front, machine, network, plan
     from lockstep.launcher.drop_in import prepare
     from lockstep.launcher.script import Job, missing, run_as_main
     from lockstep_cli import rehearse
@@ -73,11 +73,19 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
         made = plan.make_plan(wish._replace(rehearsal=rehearsal), machine.look(), os.environ)
     except UsageError as error:
         raise click.UsageError(str(error)) from None
+    if not made.one_node:
+        try:
+            made = network.put_in(made, network.find(made.meeting, os.environ), os.environ)
+        except UsageError as error:  # nothing is wrong with the command
+            sys.stderr.write(f"lockstep: {error}\n")
+            sys.exit(2)
     if dry_run:
         click.echo(plan.in_full(made, str(job)), nl=False)
         return
     if options["nproc_per_node"] == "auto":
         click.echo(plan.in_one_line(made), err=True)
+    if not made.one_node:
+        click.echo(network.say(made), err=True)
     with rehearse.folder_for(made) as made:
         last = front.run(made, functools.partial(run_as_main, job))
         sys.stderr.write(last.text)

@@ -10,18 +10,23 @@ import os
 import socket
 import uuid
 from collections.abc import Callable
+from importlib import metadata
 
+import torch
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.errors import UsageError
 from lockstep.launcher import orphans
+from lockstep.launcher.cards import Card
 from lockstep.launcher.child import Start, be_a_rank
+from lockstep.launcher.elastic import Torchs
+from lockstep.launcher.link import Link
+from lockstep.launcher.nodes import Nodes
 from lockstep.launcher.plan import LaunchPlan, Meeting
 
 _ADDRESS = "127.0.0.1"
@@ -156,29 +161,42 @@ def listen(port: int) -> socket.socket:
     raise UsageError(f"--master-port {port} is taken by {who}. Leave the option out to get a free port.")
 
 
-def meet(meeting: Meeting) -> RendezvousHandler:
+def meet(plan: LaunchPlan, link: Link | None) -> RendezvousHandler:
     """Make the rendezvous that the plan says."""
-    if not meeting.backend:
+    meeting = plan.meeting
+    if not meeting.backend or link is None:
         return OneNode(meeting)
-    parameters = RendezvousParameters(
-        backend=meeting.backend,
-        endpoint=meeting.endpoint,
-        run_id=meeting.run_id,
-        min_nodes=meeting.least_nodes,
-        max_nodes=meeting.most_nodes,
-        local_addr=meeting.local_addr or None,
-        **meeting.settings,
+    if meeting.backend == "static":
+        return Nodes(meeting, link, describe_node(plan, link))
+    return Torchs(meeting, link, describe_node(plan, link))
+
+
+def describe_node(plan: LaunchPlan, link: Link) -> Card:
+    """What this node says of itself."""
+    return Card(
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        lockstep=metadata.version("lockstep-torch"),
+        torch=torch.__version__.partition("+")[0],
+        ranks=len(plan.seats),
+        wanted=plan.wanted,
+        address=link.local,
+        port=0,
+        interface=link.interface,
+        restarts=plan.max_restarts,
     )
-    return get_rendezvous_handler(parameters)
 
 
-def run(plan: LaunchPlan, start: Start, before_start: Callable[[], None]) -> dict[int, int]:
+def run(
+    plan: LaunchPlan, start: Start, before_start: Callable[[], None], stopped: Callable[[], bool] = lambda: False
+) -> dict[int, int]:
     """Start the ranks and stay until all have ended.
 
     Args:
         plan: How many, how they meet, how often they start again.
         start: What each rank is given.
         before_start: Called before each start; may raise RendezvousGracefulExitError, which ends it all.
+        stopped: Whether a signal ends this node.
 
     Returns:
         Exit codes of ranks that failed, as far as torch's agent noticed them; negative for a signal.
@@ -197,7 +215,8 @@ def run(plan: LaunchPlan, start: Start, before_start: Callable[[], None]) -> dic
         gc.collect()
         gc.freeze()  # what was imported is not looked at again by the ranks' garbage collection, and stays shared
 
-    handler = Watched(meet(plan.meeting), before, reap)
+    meeting = meet(plan, plan.link)
+    handler = Watched(meeting, before, reap)
     spec = WorkerSpec(
         role="default",
         local_world_size=len(plan.seats),
@@ -208,8 +227,14 @@ def run(plan: LaunchPlan, start: Start, before_start: Callable[[], None]) -> dic
         monitor_interval=_LOOK_EVERY,
     )
     agent = LocalElasticAgent(spec, NoLogs(), start_method=plan.start)
+    failed = True
     try:
         result = agent.run()
+        failed = result is None or result.is_failed()
     finally:
-        handler.shutdown()
+        if failed and isinstance(meeting, Nodes):
+            meeting.give_up()
+        # Other nodes of an elastic run go on without one that was told to end; shutting down would end it for all.
+        if not (stopped() and plan.meeting.least_nodes < plan.meeting.most_nodes):
+            handler.shutdown()
     return {rank: failure.exitcode for rank, failure in result.failures.items()} if result else {}

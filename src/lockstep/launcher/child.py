@@ -35,6 +35,10 @@ PASSED_ON = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQ
 """Signals for the launcher that are meant for its ranks."""
 
 
+ROUND = "LOCKSTEP_ROUND"
+"""Set by a rendezvous that counts the starts of all nodes together; torch's agent counts its own node's only."""
+
+
 class Streams(NamedTuple):
     """Where one rank writes: its output, its errors and its reports. None where it keeps what the launcher has."""
 
@@ -65,6 +69,8 @@ def be_a_rank(start: Start) -> None:
         orphans.die_with(start.agent)
         _take_streams(start, local_rank)
         os.environ.update(seat.environment)
+        if ROUND in os.environ:  # a node that replaces another has not seen the starts before
+            os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ.pop(ROUND)
         _forget_multiprocessing()
         _take_cores(seat, start.plan.threads)
         faulthandler.enable(pipe, all_threads=False)

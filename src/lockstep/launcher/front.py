@@ -185,7 +185,7 @@ def _be_the_agent(
         streams = tuple(Streams(*pair, end) for pair, (_, end) in zip(output.streams, ends.reports, strict=True))
         start = Start(plan, job, streams, os.getpid(), *signals)
         watch.start()
-        seen = agent.run(plan, start, watch.before_start)
+        seen = agent.run(plan, start, watch.before_start, lambda: bool(watch.stopped_by))
         util._exit_function()  # type: ignore[attr-defined]  # gives back what `spawn` has in /dev/shm
         found = watch.ends(seen)
         first = failure.find_first(found)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from lockstep.compat.choose import Compat
 from lockstep.errors import UsageError
+from lockstep.launcher.link import Link
 
 
 class Machine(NamedTuple):
@@ -101,7 +102,7 @@ class Meeting(NamedTuple):
 
 
 class LaunchPlan(NamedTuple):
-    """All that the launcher does, decided."""
+    """All that the launcher does, decided. ``wanted`` is ``--nproc-per-node`` as written; ``link`` is found later."""
 
     seats: tuple[Seat, ...]
     threads: int
@@ -114,6 +115,8 @@ class LaunchPlan(NamedTuple):
     debug: int | None
     choices: dict[str, Choice]
     rehearsal: Rehearsal | None = None
+    wanted: str = "auto"
+    link: Link | None = None
 
     @property
     def one_node(self) -> bool:
@@ -172,6 +175,7 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         debug=wish.debug,
         choices=choices,
         rehearsal=rehearsal,
+        wanted=wish.nproc_per_node,
     )
 
 

@@ -88,13 +88,13 @@ def roll_call(store: Store, place: Place, timeout: float) -> None:
 
 
 def choose_backend(wanted: str, device: torch.device, nodes: int) -> tuple[str, ...]:
-    """Which backends to try, in turn: shared memory where all ranks are on one machine, for CPU tensors.
+    """Which backends to try, in turn: for CPU tensors shared memory between the ranks of one node.
 
     A GPU's world keeps gloo for its CPU tensors: with shm, every collective would pass through Python before nccl.
 
     Example:
         >>> choose_backend("auto", torch.device("cpu"), nodes=2)
-        ('gloo',)
+        ('hierarchy', 'gloo')
         >>> choose_backend("auto", torch.device("cuda:0"), nodes=1)
         ('cpu:gloo,cuda:nccl',)
     """
@@ -102,7 +102,9 @@ def choose_backend(wanted: str, device: torch.device, nodes: int) -> tuple[str, 
         return (wanted,)
     if device.type != "cpu":
         return ("cpu:gloo,cuda:nccl",)
-    return ("shm", "gloo") if nodes == 1 and sys.platform == "linux" else ("gloo",)
+    if sys.platform != "linux":
+        return ("gloo",)
+    return ("shm" if nodes == 1 else "hierarchy", "gloo")
 
 
 def start(place: Place, device: torch.device, backends: tuple[str, ...], timeout: float) -> str:

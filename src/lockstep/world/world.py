@@ -102,7 +102,7 @@ def init(
 
     Args:
         backend: What torch.distributed calls it, such as ``"gloo"``, or ``"auto"``: nccl for CUDA tensors; for CPU
-            tensors shm where all ranks are on one machine, else gloo.
+            tensors shm between the ranks of one machine, and gloo between machines.
         device: ``"auto"`` (CUDA if there is any), ``"cpu"``, ``"cuda"``, or one device such as ``"cuda:1"``.
         seed: Seeds python, numpy and torch alike on all ranks: each builds the same model. From the first batch or the
             first training forward on, ranks draw different numbers, for dropout and augmentation; rank 0 those that it

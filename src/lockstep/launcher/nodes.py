@@ -1,0 +1,288 @@
+"""The nodes of a fixed number meet at node 0's store: who is there, whether they fit, whether they reach each other.
+
+Torch's own static rendezvous waits ten minutes for a node without a word, and has no second meeting: a node that was
+replaced would join ranks that have started before. Here every start is a round with a number of its own.
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
+from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
+
+from lockstep.errors import UsageError
+from lockstep.launcher import cards, network
+from lockstep.launcher.cards import Card
+from lockstep.launcher.child import ROUND
+from lockstep.launcher.link import Link
+from lockstep.launcher.plan import Meeting
+
+_LOOK_EVERY = 0.05  # seconds between looks at the store
+_SAY_EVERY = 30.0
+_LINGER = 3.0  # seconds that node 0, whose store it is, stays for others to read what is wrong
+_TRIAL = 5.0  # seconds to reach a neighbour
+
+T = TypeVar("T")
+
+
+class Nodes(RendezvousHandler):
+    """The rendezvous of a fixed number of nodes that have numbers.
+
+    Args:
+        meeting: How many, which one this is.
+        link: The way to node 0.
+        card: What this node says of itself.
+    """
+
+    def __init__(self, meeting: Meeting, link: Link, card: Card) -> None:
+        self._meeting, self._link, self._card = meeting, link, card
+        self._node, self._size = int(meeting.settings["rank"]), meeting.most_nodes
+        self._round = -1
+        self._store: Store | None = None
+        self._looked = 0.0
+
+    def get_backend(self) -> str:
+        """Its name."""
+        return "static"
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Ranks, rank 0 too, join the store of node 0's agent."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the other nodes.
+
+        Raises:
+            UsageError: A node cannot be reached, does not come or does not fit; the message says which.
+        """
+        until = time.monotonic() + self._patience
+        if self._store is None:
+            self._store = self._open()
+        try:
+            with _listener(self._link) as listener:
+                card = self._card._replace(port=listener.getsockname()[1])
+                self._enter(card, until)
+                came = self._roll_call(until)
+                self._refuse(cards.disagreement(came))
+                self._refuse(self._try_neighbour(came, until))
+        except dist.DistError:
+            raise UsageError(f"node 0 ({self._link.host}) has ended; look for its own message.") from None
+        os.environ[ROUND] = str(self._round)
+        prefix = f"{self._meeting.run_id}/{self._round}"
+        store = dist.PrefixStore(prefix, self._store)  # type: ignore[attr-defined]
+        where = RendezvousStoreInfo(self._link.address, self._link.port)
+        return RendezvousInfo(store, self._node, self._size, where)
+
+    def is_closed(self) -> bool:
+        """Never closed."""
+        return False
+
+    def set_closed(self) -> None:
+        """The store closes with node 0."""
+
+    def num_nodes_waiting(self) -> int:
+        """Whether a node wants to start again that has been started in another's place.
+
+        Only node 0 looks: the store is its own, so that a broken network cannot keep it from watching its ranks.
+        """
+        if self._node or self._store is None or not self._card.restarts or time.monotonic() < self._looked + 1.0:
+            return 0
+        self._looked = time.monotonic()
+        return int(self._store.check(["want"]) and int(self._store.get("want")) > self._round)
+
+    def get_run_id(self) -> str:
+        """What the ranks find in TORCHELASTIC_RUN_ID."""
+        return self._meeting.run_id
+
+    def shutdown(self) -> bool:
+        """Nothing to close: the store goes with node 0's process."""
+        return True
+
+    def give_up(self) -> None:
+        """Tell the others that this node's ranks have failed and do not start again."""
+        if self._store is not None and self._node:
+            store = self._store
+            _within(_LINGER, lambda: store.set(f"left/{self._node}", self._card.host), None)
+
+    @property
+    def _patience(self) -> float:
+        return network.patience(self._meeting, first=self._round < 0)
+
+    def _open(self) -> Store:
+        """Keep the store, on the address where others look for it and no other; or find it."""
+        link, seconds = self._link, self._patience
+        if self._node == 0:
+            listener = _listen_at(link)
+            return dist.TCPStore(  # type: ignore[attr-defined]
+                listener.getsockname()[0],
+                listener.getsockname()[1],
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listener.detach(),
+            )
+        if what := network.knock(link.address, link.port, seconds):
+            raise UsageError(network.no_way(link, what, seconds))
+        try:
+            return dist.TCPStore(  # type: ignore[attr-defined]
+                link.address, link.port, is_master=False, timeout=timedelta(seconds=max(5.0, seconds))
+            )
+        except dist.DistError:
+            raise UsageError(network.no_way(link, "something else than node 0 answers there", seconds)) from None
+
+    def _enter(self, card: Card, until: float) -> None:
+        """Take this node's seat in the next round, which node 0 opens."""
+        if self._node == 0:
+            self._round += 1
+            self._set("card", card.write())
+            self._ask(lambda store: store.set("round", str(self._round)), until)
+            return
+        other: list[str] = []
+
+        def sit(store: Store) -> bool:
+            opened = int(store.get("round")) if store.check(["round"]) else -1
+            if opened > self._round:
+                key, mine = f"{opened}/card/{self._node}", card.write()
+                found = store.compare_set(key, "", mine).decode()
+                if found == mine:
+                    self._round = opened
+                    return True
+                other[:] = [found]
+            if opened >= 0:
+                store.set("want", str(opened + 1))
+            return False
+
+        self._poll(sit, until, lambda: cards.taken(self._node, cards.read(other[0])) if other else "")
+
+    def _roll_call(self, until: float) -> list[Card]:
+        return [cards.read(text) for text in self._gather("card", until)]
+
+    def _try_neighbour(self, came: list[Card], until: float) -> str:
+        """Reach the next node as ranks will, in a ring; give what is wrong anywhere."""
+        node = (self._node + 1) % self._size
+        there = came[node]
+        what = network.knock(there.address, there.port, min(_TRIAL, self._patience))
+        here = f"node {self._node} ({self._card.host}, {self._card.address} on {self._card.interface})"
+        found = (
+            f"{here} cannot reach node {node} ({there.host}) at {there.address} on {there.interface}: {what}. Ranks "
+            f"need all ports between the nodes; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface."
+        )
+        self._set("trial", found if what else "")
+        trials = self._gather("trial", max(until, time.monotonic() + 2 * _TRIAL))
+        return next(filter(None, trials), "")
+
+    def _refuse(self, sentence: str) -> None:
+        if not sentence:
+            return
+        self._set("read", "")
+        if self._node == 0:
+            names = [f"{self._round}/read/{node}" for node in range(self._size)]
+            end = time.monotonic() + _LINGER
+            while time.monotonic() < end and not self._ask(lambda store: store.check(names), end):
+                time.sleep(_LOOK_EVERY)
+        raise UsageError(sentence)
+
+    def _set(self, what: str, text: str) -> None:
+        key = f"{self._round}/{what}/{self._node}"
+        self._ask(lambda store: store.set(key, text), time.monotonic() + self._patience)
+
+    def _gather(self, what: str, until: float) -> list[str]:
+        """Wait for what every node writes."""
+        names = [f"{self._round}/{what}/{node}" for node in range(self._size)]
+
+        def absent() -> str:
+            seats = [f"{self._round}/card/{node}" for node in range(self._size)]
+            found = [
+                cards.read(self._get(seat)) if self._has(name) else None
+                for seat, name in zip(seats, names, strict=True)
+            ]
+            return cards.missing(found, self._patience)
+
+        self._poll(lambda store: store.check(names), until, absent)
+        return [self._get(name) for name in names]
+
+    def _has(self, name: str) -> bool:
+        return self._ask(lambda store: store.check([name]), time.monotonic() + _TRIAL)
+
+    def _get(self, name: str) -> str:
+        return str(self._ask(lambda store: store.get(name), time.monotonic() + _TRIAL).decode())
+
+    def _poll(self, true: Callable[[Store], bool], until: float, late: Callable[[], str]) -> None:
+        """Look until it is true; say from time to time that it is not, and at the end what is wrong."""
+        say_at = time.monotonic() + _SAY_EVERY
+        while not self._ask(true, until):
+            now = time.monotonic()
+            self._raise_left()
+            if now > until:
+                raise UsageError(
+                    late() or f"node 0 ({self._link.host}) did not start again within {self._patience:g} s."
+                )
+            if now > say_at:
+                say_at = now + _SAY_EVERY
+                sys.stderr.write(f"lockstep: node {self._node} of {self._size} waits for the other nodes\n")
+            time.sleep(_LOOK_EVERY)
+
+    def _raise_left(self) -> None:
+        for node in range(1, self._size):
+            if node != self._node and self._has(f"left/{node}"):
+                raise UsageError(f"node {node} has ended: its ranks failed, and it does not start them again.")
+
+    def _ask(self, question: Callable[[Store], T], until: float) -> T:
+        """Ask the store. Over a network that is down an answer may never come, and torch does not stop waiting."""
+        store, seconds = self._store, max(1.0, until - time.monotonic())
+        assert store is not None
+        if self._node == 0:
+            return question(store)
+        late = UsageError(
+            f"node 0 ({network.name(self._link.host, self._link.address)}) does not answer any more, for "
+            f"{seconds:.0f} s: the network between the nodes is down."
+        )
+        return _within(seconds, lambda: question(store), late)
+
+
+def _within(seconds: float, act: Callable[[], T], late: Exception | None) -> T:
+    """Do it in a thread, which is left behind if it does not end in time."""
+    found: list[T] = []
+    errors: list[BaseException] = []
+
+    def go() -> None:
+        try:
+            found.append(act())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=go, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors and late:
+        raise errors[0]
+    if not found and late:
+        raise late
+    return found[0] if found else None  # type: ignore[return-value]
+
+
+def _listener(link: Link) -> socket.socket:
+    """Where the neighbour tries to reach this node, at a port that the kernel picks, as ranks will."""
+    family = socket.AF_INET6 if ":" in link.local else socket.AF_INET
+    return socket.create_server((link.local, 0), family=family, backlog=64)
+
+
+def _listen_at(link: Link) -> socket.socket:
+    """Node 0 listens at the address where it is looked for; behind a port that is forwarded, at its own."""
+    address = link.address if link.is_here else link.local
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, link.port), family=family, backlog=1024)
+    except OSError as error:
+        raise UsageError(
+            f"node 0 cannot listen at {network.name(link.host, address)}, port {link.port} ({error.strerror}). Choose "
+            f"another with --master-port, the same on every node."
+        ) from None

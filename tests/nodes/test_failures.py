@@ -1,0 +1,91 @@
+"""The cable pulled in mid-step, a node killed and replaced, a node that leaves: on namespaces, with real launchers."""
+
+import os
+import signal
+
+import pytest
+from launching import until
+from namespaces import nodes, results, why_not
+
+SOAK = pytest.mark.skipif("LOCKSTEP_SOAK" not in os.environ, reason="takes too long for every change: make soak")
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "can be")
+
+# Goes on until it is started again; what happens is seen in a folder.
+WORK = """
+import os, sys, pathlib, torch, lockstep
+
+folder, starts = pathlib.Path(sys.argv[1]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+world = lockstep.init(timeout=60 if starts else 6)
+(folder / f"began{starts}-{world.rank}").write_text(str(os.getpid()))
+try:
+    for step in range(10 if starts else 1000000):
+        lockstep.total(torch.ones(3000))
+except lockstep.LockstepError as error:
+    (folder / f"lost{world.rank}").write_text(f"{type(error).__name__}: {error}")
+    raise
+print([world.rank, world.size, starts], flush=True)
+"""
+
+
+def begin(made, folder, *options, ranks=1, numbers=None):
+    where = ("-n", ranks, "--nnodes", len(made), "--master-addr", made[0].address, *options)
+    return [made[k].lockstep(WORK, *where, "--node-rank", k, arguments=(folder,)) for k in numbers or range(len(made))]
+
+
+def seen(folder, *names):
+    until(
+        lambda: all((folder / name).exists() for name in names),
+        f"{names} in {sorted(path.name for path in folder.iterdir())}",
+    )
+
+
+def errors(found):
+    """To be read when a test fails."""
+    return "\n".join(err for _, _, err in found)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=SOAK)])
+def test_a_pulled_cable_is_reported_on_both_sides_and_the_run_goes_on_when_it_is_back(tmp_path, ranks):
+    size = 2 * ranks
+    with nodes(2) as made:
+        started = begin(made, tmp_path, "--max-restarts", "2", ranks=ranks)
+        seen(tmp_path, *(f"began0-{rank}" for rank in range(size)))
+        made[1].unplug()
+        seen(tmp_path, *(f"lost{rank}" for rank in range(size)))
+        made[1].plug()
+        found = results(started)
+        said = [(tmp_path / f"lost{rank}").read_text() for rank in range(size)]
+
+    assert [code for code, _, _ in found] == [0, 0], errors(found)
+    assert all(text.startswith(("LateRankError: ", "LostRankError: ")) for text in said), said
+    for _, _, err in found:
+        assert "lockstep: restart 1 of 2: rank " in err
+
+
+@SOAK
+def test_a_node_that_was_killed_is_replaced(tmp_path):
+    with nodes(2) as made:
+        started = begin(made, tmp_path, "--max-restarts", "1")
+        seen(tmp_path, "began0-0", "began0-1")
+        os.killpg(started[1].pid, signal.SIGKILL)
+        (again,) = begin(made, tmp_path, "--max-restarts", "1", numbers=[1])
+        found = results([started[0], again])
+
+    assert [code for code, _, _ in found] == [0, 0], errors(found)
+    assert [out.splitlines()[-1] for _, out, _ in found] == ["[0, 2, 1]", "[1, 2, 1]"]
+
+
+@SOAK
+def test_l13_others_go_on_without_a_node_that_leaves_an_elastic_run(tmp_path):
+    """Node leaves: others hung, or found the rendezvous closed."""
+    with nodes(2) as made:
+        options = ("-n", 1, "--nnodes", "1:2", "--rdzv-backend", "c10d", "--max-restarts", "3")
+        where = ("--rdzv-endpoint", f"{made[0].address}:29400")
+        quick = ("--rdzv-conf", "last_call_timeout=4,keep_alive_interval=1,keep_alive_max_attempt=3")
+        started = [node.lockstep(WORK, *options, *where, *quick, arguments=(tmp_path,)) for node in made]
+        seen(tmp_path, "began0-0", "began0-1")
+        started[1].terminate()
+        found = results(started)
+
+    assert [code for code, _, _ in found] == [0, 143], errors(found)
+    assert found[0][1].splitlines()[-1] == "[0, 1, 1]"
