@@ -140,7 +140,30 @@ def report(ends: Sequence[End], size: int) -> str:
         f"lockstep: {end.when - first.when:+.2f} s: rank {end.rank} {_lot(end)} ({cause(end)})\n" for end in others
     ]
     where = f"rank {first.rank} of {size} (local rank {first.local_rank} on {first.host})"
-    return "".join(lines) + f"lockstep: {where} failed first: {cause(first)}\n" + first.text
+    return "".join(lines) + f"lockstep: {where} failed first: {cause(first)}\n" + first.text + hint(first)
+
+
+# What torch says where there is no CUDA, by the call that wanted it.
+_NO_CUDA = (
+    "_cuda_setDevice",
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "ProcessGroupNCCL is only supported with GPUs",
+    "Distributed package doesn't have NCCL",
+)
+
+
+def hint(end: End) -> str:
+    r"""A line more where the cause is plain and the traceback does not say what to do.
+
+    Example:
+        >>> hint(End(0, 0, "a", 0.0, code=1, error="AssertionError: Torch not compiled with CUDA enabled"))
+        'lockstep: this script wants a GPU. To rehearse it on the CPU: lockstep run --device cpu\n'
+    """
+    if not any(words in end.error for words in _NO_CUDA):
+        return ""
+    return "lockstep: this script wants a GPU. To rehearse it on the CPU: lockstep run --device cpu\n"
 
 
 def _lot(end: End) -> str:

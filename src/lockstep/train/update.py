@@ -130,8 +130,8 @@ class Update:
         if missing:
             self._micro_batches = 0
             raise UsageError(
-                f"{self._who()}: `with update` ended without update.backward(losses). Every rank takes every step; a "
-                f"rank without samples calls it with its empty losses."
+                f"{self._who()}: `with update` ended without update.backward(losses), which takes the place of "
+                f"loss.backward(). Every rank takes every step; a rank without samples calls it with its empty losses."
             )
         if self._micro_batches == self._accumulate:
             self._finish()
