@@ -55,7 +55,7 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
     Everything after SCRIPT is the script's own.
     """
     from lockstep.errors import UsageError
-    from lockstep.launcher import front, machine, plan
+    from lockstep.launcher import front, machine, plan, slurm
     from lockstep.launcher.drop_in import prepare
     from lockstep.launcher.script import Job, missing, run_as_main
     from lockstep_cli import rehearse
@@ -70,9 +70,13 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
         raise click.UsageError(what)
     rehearsal = rehearse.wanted(job, **rehearsing)
     try:
-        made = plan.make_plan(wish._replace(rehearsal=rehearsal), machine.look(), os.environ)
+        told = slurm.follow(wish._replace(rehearsal=rehearsal), machine.look(), os.environ, alone=standalone)
+        made = plan.make_plan(told.wish, told.machine, os.environ)
     except UsageError as error:
         raise click.UsageError(str(error)) from None
+    made = made._replace(choices=told.choices(made.choices))
+    if told.note:
+        click.echo(told.note, err=True)
     if dry_run:
         click.echo(plan.in_full(made, str(job)), nl=False)
         return
