@@ -186,3 +186,13 @@ def test_it_is_a_command_of_lockstep():
     shown = subprocess.run([*LOCKSTEP, "slurm", "--help"], capture_output=True, text=True, check=True).stdout
 
     assert "job script" in shown
+
+
+def test_the_options_of_the_command_are_these():
+    """Growing this list is a decision."""
+    names = sorted(name for option in slurm.params for name in option.opts if name.startswith("--"))
+
+    assert names == [
+        *("--account", "--cpus", "--gpus", "--gpus-per-node", "--module", "--name", "--nodes", "--notice"),
+        *("--partition", "--ranks", "--time"),
+    ]

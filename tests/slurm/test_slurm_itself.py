@@ -90,7 +90,8 @@ for epoch in checkpoint.epochs(10**9):
 """
 
 
-def test_the_printed_job_is_requeued_after_a_signal_and_goes_on(cluster, tmp_path):
+@pytest.mark.parametrize("signal", ["USR1", "TERM"])
+def test_the_printed_job_is_requeued_after_a_signal_and_goes_on(cluster, tmp_path, signal):
     (tmp_path / "train.py").write_text(TRAINING)
     words = ["lockstep", "slurm", "train.py", "--nodes", "2", "--cpus", "1", "-n", "1", "--time", "10:00"]
     (tmp_path / "job.sh").write_text(cluster.ask(*words, cwd=tmp_path))
@@ -101,7 +102,7 @@ def test_the_printed_job_is_requeued_after_a_signal_and_goes_on(cluster, tmp_pat
         return f"{output.read_text() if output.exists() else ''}\n{cluster.run('scontrol', 'show', 'job', job).stdout}"
 
     cluster.until(lambda: len(list(tmp_path.glob("trained-*"))) == 2, shown)
-    cluster.ask("scancel", "--signal=USR1", job)
+    cluster.ask("scancel", f"--signal={signal}", job)
     cluster.until(lambda: output.read_text().count("goes on after") == 2, shown)
     cluster.until(lambda: "JobState=COMPLETED" in shown(), shown)
 
