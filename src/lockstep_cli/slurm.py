@@ -26,7 +26,19 @@ class Job(NamedTuple):
     run: tuple[str, ...]
 
 
-@click.command(context_settings=EITHER_SPELLING | {"allow_interspersed_args": True, "ignore_unknown_options": False})
+class Command(click.Command):
+    """Says where an option belongs that it doesn't know: it may be the script's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            error.message += " Options of the script's own go behind --."
+            raise
+
+
+@click.command(cls=Command, context_settings=EITHER_SPELLING)
 @click.option("--nodes", type=click.IntRange(1), default=1, help="Nodes.")
 @click.option("--gpus", "--gpus-per-node", "gpus", type=click.IntRange(0), default=0, help="GPUs on each node.")
 @click.option("--cpus", type=click.IntRange(1), help="Processors on each node.  [default: whole nodes]")

@@ -150,6 +150,12 @@ def test_the_job_script_asks_for_what_was_said():
     assert task[-4:] == ["100", "train.py", "--lr", "1 2"]
 
 
+def test_an_unknown_option_may_be_the_scripts():
+    result = CliRunner().invoke(slurm, ["train.py", "--lr", "0.1"])
+
+    assert (result.exit_code, "No such option" in result.output, "behind --" in result.output) == (2, True, True)
+
+
 def test_without_a_number_of_processors_the_job_asks_for_whole_nodes():
     assert "#SBATCH --exclusive\n" in printed("train.py")
 
