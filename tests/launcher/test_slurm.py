@@ -122,6 +122,15 @@ def test_a_batch_script_of_several_nodes_is_told_that_it_uses_one():
     assert follow(Wish(), GPUS, {**BATCH, "SLURM_JOB_NUM_NODES": "1"}).note == ""
 
 
+def test_the_note_is_shown_before_the_run_and_in_the_plan(tmp_path):
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")} | BATCH
+    ended = run(tmp_path, "print('ran')", "-n", "1", env=environ)
+    plan = make_plan(Wish(), CPUS, BATCH)
+
+    assert (ended.stdout, "one of 2 nodes of Slurm's job 4711" in ended.stderr) == ("ran\n", True), ended
+    assert follow(Wish(), CPUS, BATCH).put_in(plan).choices["meeting"].rule == "this node of Slurm's job alone"
+
+
 def test_dry_run_says_that_slurm_said_so(tmp_path):
     environ = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")} | STEP
     shown = run(tmp_path, "", "-n", "2", "--dry-run", env=environ)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from lockstep.errors import UsageError
-from lockstep.launcher.plan import Choice, Machine, Wish
+from lockstep.launcher.plan import LaunchPlan, Machine, Wish
 from lockstep.world.place import needed, number, outside_srun
 from lockstep.world.slurm import first_host, port_of_job
 
@@ -26,9 +26,12 @@ class Followed(NamedTuple):
     rules: dict[str, str]
     note: str = ""
 
-    def choices(self, made: Mapping[str, Choice]) -> dict[str, Choice]:
-        """The plan's choices, with Slurm's as the rule where it is."""
-        return {name: choice._replace(rule=self.rules.get(name, choice.rule)) for name, choice in made.items()}
+    def put_in(self, plan: LaunchPlan) -> LaunchPlan:
+        """The plan that was made of this, with Slurm as the rule where it is."""
+        choices = {
+            name: choice._replace(rule=self.rules.get(name, choice.rule)) for name, choice in plan.choices.items()
+        }
+        return plan._replace(choices=choices)
 
 
 def follow(wish: Wish, machine: Machine, environ: Mapping[str, str], *, alone: bool = False) -> Followed:
@@ -58,7 +61,8 @@ def follow(wish: Wish, machine: Machine, environ: Mapping[str, str], *, alone: b
     if alone or said_nodes(wish):
         return Followed(wish, machine, rules)
     if outside_srun(environ) or environ.get("SLURM_STEP_ID") == _INTERACTIVE:
-        return Followed(wish, machine, rules, one_of_many(environ))
+        note = one_of_many(environ)
+        return Followed(wish, machine, rules | ({"meeting": "this node of Slurm's job alone"} if note else {}), note)
     wish, meeting = meet(wish, environ)
     return Followed(wish, machine, rules | meeting)
 
