@@ -37,11 +37,11 @@ def test_each_node_gets_its_rank_its_master_and_its_processors(cluster):
     words = ["srun", "--nodes=2", "--ntasks-per-node=1", "--label", "lockstep", "run", "--dry-run", DIGITS]
     lines = cluster.ask(*words).splitlines()
     meeting = sorted(line for line in lines if "meeting" in line)
-    ranks = sorted(line.partition("  (")[0] for line in lines if "ranks  " in line)
+    ranks = sorted(" ".join(line.split()[:3]) for line in lines if line.split()[1] == "ranks")
 
     assert [f"node {node} of 2 in 127.0.0.[2-3]" in line for node, line in enumerate(meeting)] == [True, True], lines
     assert {line.partition("static at ")[2].partition(":")[0] for line in meeting} == {"127.0.0.2"}
-    assert ranks == ["0: ranks    1", "1: ranks    1"], lines
+    assert ranks == ["0: ranks 1", "1: ranks 1"], lines
 
 
 def test_two_launchers_on_one_node_are_refused(cluster):
