@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test soak env lint clean
+.PHONY: run test soak slurm env lint clean
 
 run: env
 	$(BIN)/lockstep run -n 2 examples/digits.py
@@ -16,6 +16,10 @@ soak: env
 	LOCKSTEP_SOAK=100 $(BIN)/pytest -q --timeout=1200 tests/launcher/test_soak.py
 	LOCKSTEP_SOAK=50 $(BIN)/pytest -q --timeout=3600 tests/train/checkpoint/test_restarts.py
 	LOCKSTEP_SOAK=1 $(BIN)/pytest -q --timeout=1200 tests/nodes
+
+# Slurm's own daemons on this machine, as root: apt-get install slurmctld slurmd slurm-client munge
+slurm: env
+	LOCKSTEP_SLURM=1 $(BIN)/pytest -q tests/slurm
 
 lint: env
 	$(BIN)/ruff check .

@@ -58,6 +58,7 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
     from lockstep.launcher import front, machine, network, plan
     from lockstep.launcher.drop_in import prepare
     from lockstep.launcher.script import Job, missing, run_as_main
+    from lockstep.launcher.slurm import follow
     from lockstep_cli import rehearse
 
     if standalone and (options["nnodes"] != "1" or options["rdzv_endpoint"]):
@@ -70,7 +71,8 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
         raise click.UsageError(what)
     rehearsal = rehearse.wanted(job, **rehearsing)
     try:
-        made = plan.make_plan(wish._replace(rehearsal=rehearsal), machine.look(), os.environ)
+        told = follow(wish._replace(rehearsal=rehearsal), machine.look(), os.environ, alone=standalone)
+        made = told.put_in(plan.make_plan(told.wish, told.machine, os.environ))
     except UsageError as error:
         raise click.UsageError(str(error)) from None
     if not made.one_node:
@@ -82,6 +84,8 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
     if dry_run:
         click.echo(plan.in_full(made, str(job)), nl=False)
         return
+    if told.note:
+        click.echo(told.note, err=True)
     if options["nproc_per_node"] == "auto":
         click.echo(plan.in_one_line(made), err=True)
     if not made.one_node:

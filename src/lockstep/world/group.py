@@ -38,7 +38,7 @@ def find_address(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
     if place.launcher == "Slurm":
         nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST")
         host = host or (first_host(nodes) if nodes else None)
-        port = port or str(port_of_job(environ.get("SLURM_JOB_ID", "")))
+        port = port or str(port_of_job(environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")))
     elif place.nodes == 1 and place.launcher != "torchrun":
         host = host or "127.0.0.1"
     if not host or not port:

@@ -36,14 +36,15 @@ def first_host(nodelist: str) -> str:
     return host
 
 
-def port_of_job(job: str) -> int:
-    """Give a port that the ranks of one job agree on, that other jobs on the same hosts rarely share.
+def port_of_job(job: str, step: str = "") -> int:
+    """Give a port that the ranks of one job step agree on, that others on the same hosts rarely share.
 
     It lies below the range that Linux hands out by itself (from 32768), so no stranger sits on it by accident.
+    Jobs that start one after the other have numbers one apart, so the steps of one lie further apart.
 
     Example:
-        >>> port_of_job("123456")
-        18456
+        >>> port_of_job("123456"), port_of_job("123456", "1")
+        (18456, 19453)
     """
-    digits = re.sub(r"\D", "", job)
-    return 15000 + int(digits or 0) % 15000
+    number, of_step = (int(re.sub(r"\D", "", text) or 0) for text in (job, step))
+    return 15000 + (number + 997 * of_step) % 15000
