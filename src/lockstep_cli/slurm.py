@@ -34,8 +34,8 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            error.message += " Options of the script's own go behind --."
-            raise
+            message = f"{error.message} Options of the script's own go behind --."
+            raise click.NoSuchOption(error.option_name, message, error.possibilities, error.ctx) from None
 
 
 @click.command(cls=Command, context_settings=EITHER_SPELLING)
