@@ -44,6 +44,14 @@ from lockstep_cli.spelling import EITHER_SPELLING
 @click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", help="cpu: rehearse a script for CUDA.")
 @click.option("--hide-cuda", is_flag=True, help="With --device cpu: torch.cuda.is_available() says no.")
 @click.option("--steps", type=click.IntRange(1), help="With --device cpu: end after N optimizer steps, with a report.")
+@click.option(
+    "--watch/--no-watch",
+    default=None,
+    help="Say where every rank is when none goes on.  [default: on if a terminal or CI is attached]",
+)
+@click.option(
+    "--stall", type=click.FloatRange(0, min_open=True), default=120.0, help="Seconds without a step until then."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and why.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as with python -m.")
 @click.argument("script")
@@ -70,7 +78,8 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
         raise click.UsageError(what)
     rehearsal = rehearse.wanted(job, **rehearsing)
     try:
-        made = plan.make_plan(wish._replace(rehearsal=rehearsal), machine.look(), os.environ)
+        wish = wish._replace(rehearsal=rehearsal, terminal=sys.stderr.isatty())
+        made = plan.make_plan(wish, machine.look(), os.environ)
     except UsageError as error:
         raise click.UsageError(str(error)) from None
     if dry_run:
