@@ -99,9 +99,9 @@ class Stall:
 
     def _count(self, number: int, steps: int) -> None:
         if steps > self._steps[number]:
-            if self._told and self._steps[number] >= 0:
+            if self._told:
                 self._say(say="lockstep: the ranks go on: a step was finished\n")
-            self._told = self._told and self._steps[number] < 0
+            self._told = False
             self._steps[number] = steps
             self._moved = time.monotonic()
 
@@ -141,7 +141,9 @@ class Stall:
         # Who has taken no step yet and waits for nobody is no training that hangs: a server, a download.
         if now >= self._moved + self._seconds and (waits(ranks) or max(self._steps, default=0) > 0):
             self._say(say=report(sorted(ranks), self._seconds))
-        self._told = True
+            self._told = True
+        elif now >= self._moved + self._seconds:
+            self._moved = now  # look again after as long
         self._seen = {}
         self._asking = self._signalled = False
         self.due = now + max(0.05, self._seconds / _LOOKS)

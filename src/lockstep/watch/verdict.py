@@ -76,8 +76,8 @@ def find_cause(ranks: Sequence[Seen]) -> str:
 
     Example:
         >>> call = Call((0, 1), "0", 7, "barrier")
-        >>> find_cause([Seen(0, 5, call, "a.py:6", "if rank == 0"), Seen(1, 5, None, "a.py:9", "", "load")])
-        'rank 1 never entered barrier #7, in which rank 0 waits, a.py:6, under `if rank == 0`; rank 1 is in load, a.py:9'
+        >>> find_cause([Seen(0, 5, call, "a.py:6", "if rank == 0"), Seen(1, 5, None, "a.py:9", "", "f")])
+        'rank 1 never entered barrier #7, in which rank 0 waits, a.py:6, under `if rank == 0`; rank 1 is in f, a.py:9'
     """
     waiting = [seen for seen in ranks if seen.call]
     if not waiting:
