@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from lockstep.launcher import reports
 from lockstep.watch.record import ALL, STACK_SIGNAL, STEPS, read_seen
-from lockstep.watch.verdict import Seen, report, waits
+from lockstep.watch.verdict import Seen, find_cause, report, waits
 
 _PATIENCE = 3.0
 """Seconds that a rank gets to answer by itself; then its stack is taken without its help."""
@@ -65,8 +65,9 @@ class Stall:
         self._data = [b""] * count
         self._steps = [-1] * count
         self._seen: dict[int, dict[str, Any]] = {}
-        self._moved = time.monotonic()
-        self._told = self._asking = self._signalled = False
+        self._moved = self._since = time.monotonic()  # the last step; from when on it has been quiet, or told
+        self._told = ""
+        self._asking = self._signalled = False
         self.due = time.monotonic() + self._seconds / _LOOKS if self._asks and ranks else _NEVER
 
     def end(self) -> None:
@@ -101,9 +102,9 @@ class Stall:
         if steps > self._steps[number]:
             if self._told:
                 self._say(say="lockstep: the ranks go on: a step was finished\n")
-            self._told = False
+            self._told = ""
             self._steps[number] = steps
-            self._moved = time.monotonic()
+            self._moved = self._since = time.monotonic()
 
     def keep_time(self, now: float) -> None:
         """Do what is due."""
@@ -112,7 +113,7 @@ class Stall:
         if self._asking:
             self._collect(now)
             return
-        late = not self._told and now >= self._moved + self._seconds
+        late = now >= self._since + self._seconds
         self._ask(ALL if late else STEPS)
         self._asking = late
         self.due = now + (_PATIENCE if late else max(0.05, self._seconds / _LOOKS))
@@ -138,15 +139,21 @@ class Stall:
             self.due = now + _LAST_PATIENCE
             return
         ranks = [self._what_was_seen(number, rank) for number, rank in enumerate(self._ranks) if rank.report.pid]
-        # Who has taken no step yet and waits for nobody is no training that hangs: a server, a download.
-        if now >= self._moved + self._seconds and (waits(ranks) or max(self._steps, default=0) > 0):
-            self._say(say=report(sorted(ranks), self._seconds))
-            self._told = True
-        elif now >= self._moved + self._seconds:
-            self._moved = now  # look again after as long
+        if now >= self._since + self._seconds:  # no step has come in meanwhile
+            self._since = now
+            # Who has taken no step yet and waits for nobody is no training that hangs: a server, a download.
+            if waits(ranks) or max(self._steps, default=0) > 0:
+                self._tell(sorted(ranks), now)
         self._seen = {}
         self._asking = self._signalled = False
         self.due = now + max(0.05, self._seconds / _LOOKS)
+
+    def _tell(self, ranks: Sequence[Seen], now: float) -> None:
+        """Say it, unless it is what was said last; look again after as long, since it may change without a step."""
+        cause = find_cause(ranks)
+        if cause != self._told:
+            self._say(say=report(ranks, now - self._moved))
+        self._told = cause
 
     def _what_was_seen(self, number: int, rank: Rank) -> Seen:
         steps = max(0, self._steps[number])

@@ -63,7 +63,7 @@ def report(ranks: Sequence[Seen], seconds: float) -> str:
         lockstep: rank 0: 3 steps, has ended
     """
     rows = "".join(f"lockstep: rank {seen.rank}: {_row(seen)}\n{seen.stack}" for seen in ranks)
-    return f"lockstep: no rank has finished a step for {seconds:g} s: {find_cause(ranks)}\n{rows}"
+    return f"lockstep: no rank has finished a step for {seconds:.0f} s: {find_cause(ranks)}\n{rows}"
 
 
 def waits(ranks: Iterable[Seen]) -> bool:
