@@ -30,6 +30,7 @@ NAMES = [
     "UsageError",
     "World",
     "amp",
+    "check_in_step",
     "convert_sync_batchnorm",
     "create_syncbn_process_group",
     "first",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lockstep.train.update import Update as Update
     from lockstep.train.weight_files import load_weights as load_weights
     from lockstep.train.weight_files import save_weights as save_weights
+    from lockstep.watch.drift import check_in_step as check_in_step
     from lockstep.world import World as World
     from lockstep.world import first as first
     from lockstep.world import init as init
@@ -56,6 +57,7 @@ else:
         "Update": "lockstep.train.update",
         "UsageError": "lockstep.errors",
         "World": "lockstep.world",
+        "check_in_step": "lockstep.watch.drift",
         "convert_sync_batchnorm": "lockstep.parallel.batchnorm",
         "create_syncbn_process_group": "lockstep.parallel.batchnorm",
         "first": "lockstep.world",
@@ -123,6 +125,7 @@ __all__ = [
     "UsageError",
     "World",
     "amp",
+    "check_in_step",
     "convert_sync_batchnorm",
     "create_syncbn_process_group",
     "first",

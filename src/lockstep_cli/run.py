@@ -3,11 +3,14 @@
 import functools
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lockstep_cli.spelling import EITHER_SPELLING
+
+if TYPE_CHECKING:
+    from lockstep.launcher.plan import LaunchPlan
 
 
 @click.command(context_settings=EITHER_SPELLING | {"allow_interspersed_args": False})
@@ -44,6 +47,14 @@ from lockstep_cli.spelling import EITHER_SPELLING
 @click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", help="cpu: rehearse a script for CUDA.")
 @click.option("--hide-cuda", is_flag=True, help="With --device cpu: torch.cuda.is_available() says no.")
 @click.option("--steps", type=click.IntRange(1), help="With --device cpu: end after N optimizer steps, with a report.")
+@click.option(
+    "--watch/--no-watch",
+    default=None,
+    help="Say where every rank is when none goes on.  [default: on if a terminal or CI is attached]",
+)
+@click.option(
+    "--stall", type=click.FloatRange(0, min_open=True), default=120.0, help="Seconds without a step until then."
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and why.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as with python -m.")
 @click.argument("script")
@@ -71,16 +82,12 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
         raise click.UsageError(what)
     rehearsal = rehearse.wanted(job, **rehearsing)
     try:
-        told = follow(wish._replace(rehearsal=rehearsal), machine.look(), os.environ, alone=standalone)
+        wish = wish._replace(rehearsal=rehearsal, terminal=sys.stderr.isatty())
+        told = follow(wish, machine.look(), os.environ, alone=standalone)
         made = told.put_in(plan.make_plan(told.wish, told.machine, os.environ))
     except UsageError as error:
         raise click.UsageError(str(error)) from None
-    if not made.one_node:
-        try:
-            made = network.put_in(made, network.find(made.meeting, os.environ), os.environ)
-        except UsageError as error:  # nothing is wrong with the command
-            sys.stderr.write(f"lockstep: {error}\n")
-            sys.exit(2)
+    made = _connect(made)
     if dry_run:
         click.echo(plan.in_full(made, str(job)), nl=False)
         return
@@ -95,3 +102,17 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
         sys.stderr.write(last.text)
         rehearse.print_report(made, failed=last.code != 0)
     sys.exit(last.code)
+
+
+def _connect(made: "LaunchPlan") -> "LaunchPlan":
+    """Find the way to the other nodes, if there are any."""
+    from lockstep.errors import UsageError
+    from lockstep.launcher import network
+
+    if made.one_node:
+        return made
+    try:
+        return network.put_in(made, network.find(made.meeting, os.environ), os.environ)
+    except UsageError as error:  # nothing is wrong with the command
+        sys.stderr.write(f"lockstep: {error}\n")
+        sys.exit(2)

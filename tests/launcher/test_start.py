@@ -226,7 +226,7 @@ def test_the_options_are_these():
             "--rdzv-conf",
             "--rdzv-endpoint",
         ),
-        *("--rdzv-id", "--standalone", "--start", "--steps", "--trust-checkpoints", "-m", "-n"),
+        *("--rdzv-id", "--stall", "--standalone", "--start", "--steps", "--trust-checkpoints", "--watch", "-m", "-n"),
     ]
 
 

@@ -40,11 +40,16 @@ ROUND = "LOCKSTEP_ROUND"
 
 
 class Streams(NamedTuple):
-    """Where one rank writes: its output, its errors and its reports. None where it keeps what the launcher has."""
+    """Where one rank writes: its output, its errors and its reports. None where it keeps what the launcher has.
+
+    The last two are there where somebody watches for ranks that do not go on: the launcher's questions, and answers.
+    """
 
     out: Connection | None
     err: Connection | None
     report: Connection
+    ask: Connection | None = None
+    answer: Connection | None = None
 
 
 class Start(NamedTuple):
@@ -80,6 +85,10 @@ def be_a_rank(start: Start) -> None:
             begin(start.plan.compat, one_node=start.plan.one_node)
         if start.plan.rehearsal:
             _rehearse(start.plan.rehearsal)
+        if streams.ask is not None and streams.answer is not None:
+            from lockstep.watch.record import serve
+
+            serve(streams.ask.fileno(), streams.answer.fileno())
     except BaseException as error:
         tell_failure(error, pipe)
         os._exit(1)
@@ -107,7 +116,11 @@ def _take_streams(start: Start, local_rank: int) -> None:
             os.dup2(end.fileno(), number)
     for rank, streams in enumerate(start.streams):
         for end in streams:
-            if end is not None and not end.closed and (rank != local_rank or end is not mine.report):
+            if (
+                end is not None
+                and not end.closed
+                and (rank != local_rank or end not in (mine.report, mine.ask, mine.answer))
+            ):
                 end.close()
     owner = start.plan.debug or 0
     if local_rank != owner:

@@ -31,6 +31,8 @@ class Ends(NamedTuple):
     control: tuple[Connection, Connection]
     words: tuple[Connection, Connection]
     reports: list[tuple[Connection, Connection]]
+    asks: list[tuple[Connection, Connection]]
+    answers: list[tuple[Connection, Connection]]
 
 
 class LastWord(NamedTuple):
@@ -58,7 +60,8 @@ def run(plan: LaunchPlan, job: Callable[[], None]) -> LastWord:
         host="" if plan.one_node else f"{socket.gethostname()} ",
         log_dir=plan.log_dir,
     )
-    ends = Ends(_pipe(), _pipe(), [_pipe() for _ in range(count)])
+    asked = range(count) if plan.stall else ()
+    ends = Ends(_pipe(), _pipe(), [_pipe() for _ in range(count)], [_pipe() for _ in asked], [_pipe() for _ in asked])
     ignored = frozenset(number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN)
     watched = (PASSED_ON - ignored) | {signal.SIGCHLD, signal.SIGWINCH}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -83,7 +86,8 @@ class _Front:
         self._words = ends.words[0]
         self._last: LastWord | None = None
         output.close_theirs()
-        for theirs in (ends.control[0], ends.words[1], *(end for pair in ends.reports for end in pair)):
+        between = (end for pairs in (ends.reports, ends.asks, ends.answers) for pair in pairs for end in pair)
+        for theirs in (ends.control[0], ends.words[1], *between):
             theirs.close()
         output.listen(self._words.fileno(), self._hear)
 
@@ -160,6 +164,15 @@ def _reap_all() -> None:
             pass
 
 
+def _streams(output: Output, ends: Ends) -> tuple[Streams, ...]:
+    """What each rank gets of the pipes."""
+    watched = list(zip((end for end, _ in ends.asks), (end for _, end in ends.answers), strict=True))
+    return tuple(
+        Streams(*pair, ends.reports[number][1], *(watched[number] if watched else ()))
+        for number, pair in enumerate(output.streams)
+    )
+
+
 def _be_the_agent(
     plan: LaunchPlan,
     job: Callable[[], None],
@@ -179,10 +192,12 @@ def _be_the_agent(
             ends.words[1].send_bytes(json.dumps(word).encode())
 
         from lockstep.launcher import agent
+        from lockstep.launcher.stall import Stall
         from lockstep.launcher.watch import Watch
 
-        watch = Watch(plan, ends.control[0], [end for end, _ in ends.reports], say)
-        streams = tuple(Streams(*pair, end) for pair, (_, end) in zip(output.streams, ends.reports, strict=True))
+        stall = Stall(plan.stall, [end for _, end in ends.asks], [end for end, _ in ends.answers], say)
+        watch = Watch(plan, ends.control[0], [end for end, _ in ends.reports], say, stall)
+        streams = _streams(output, ends)
         start = Start(plan, job, streams, os.getpid(), *signals)
         watch.start()
         seen = agent.run(plan, start, watch.before_start, lambda: bool(watch.stopped_by))

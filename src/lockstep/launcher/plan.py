@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from lockstep.compat.choose import Compat
 from lockstep.errors import UsageError
+from lockstep.launcher import attention
 from lockstep.launcher.link import Link
 
 
@@ -70,6 +71,9 @@ class Wish(NamedTuple):
     log_dir: str = ""
     debug: int | None = None
     rehearsal: Rehearsal | None = None
+    watch: bool | None = None
+    stall: float = 120.0
+    terminal: bool = False
 
 
 class Choice(NamedTuple):
@@ -113,6 +117,7 @@ class LaunchPlan(NamedTuple):
     grace: float
     log_dir: str
     debug: int | None
+    stall: float
     choices: dict[str, Choice]
     rehearsal: Rehearsal | None = None
     wanted: str = "auto"
@@ -159,7 +164,9 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
     )
     if wish.debug is not None and not 0 <= wish.debug < started:
         raise UsageError(f"--debug {wish.debug}: local ranks here count from 0 to {started - 1}.")
+    stall, rule = attention.choose(wish.watch, wish.stall, wish.terminal, environ, debugged=wish.debug is not None)
     choices = {"ranks": ranks, "threads": threads_choice, "cores": cores_choice, "meeting": meeting_choice(meeting)}
+    choices["watch"] = Choice(f"after {stall:g} s without a step" if stall else "off", rule)
     if rehearsal:
         who = "started by the script itself" if rehearsal.own_ranks else "one for each rank"
         choices["devices"] = Choice(f"{count} that say cuda and are this CPU", f"--device cpu; {who}")
@@ -173,6 +180,7 @@ def make_plan(wish: Wish, machine: Machine, environ: Mapping[str, str]) -> Launc
         grace=wish.grace,
         log_dir=wish.log_dir,
         debug=wish.debug,
+        stall=stall,
         choices=choices,
         rehearsal=rehearsal,
         wanted=wish.nproc_per_node,

@@ -15,6 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
 from lockstep.launcher import failure, orphans, reports
 from lockstep.launcher.failure import End
 from lockstep.launcher.plan import LaunchPlan
+from lockstep.launcher.stall import Stall
 
 FAILURE_GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL for the others when a rank has failed: they wait for one that will not come."""
@@ -90,17 +91,26 @@ class Watch:
         control: Signals from the front: a number, and whether the ranks have it already.
         pipes: The ranks' reports.
         say: Sends a word to the front.
+        stall: Notices when no rank goes on.
     """
 
     def __init__(
-        self, plan: LaunchPlan, control: Connection, pipes: list[Connection], say: Callable[..., None]
+        self,
+        plan: LaunchPlan,
+        control: Connection,
+        pipes: list[Connection],
+        say: Callable[..., None],
+        stall: Stall,
     ) -> None:
         self._plan = plan
         self._control = control.fileno()
         self._pipes = [pipe.fileno() for pipe in pipes]
         self._say = say
+        self._stall = stall
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._control, selectors.EVENT_READ, self._hear)
+        for number, answer in enumerate(stall.answers):
+            self._selector.register(answer, selectors.EVENT_READ, lambda number=number: stall.hear(number))
         self._ranks: list[Rank] = []
         self._lock = threading.Lock()
         self._kill_at = _NEVER
@@ -130,6 +140,7 @@ class Watch:
             for rank in self._ranks:
                 os.set_blocking(rank.pipe, False)
                 self._selector.register(rank.pipe, selectors.EVENT_READ, lambda rank=rank: self._listen(rank))
+            self._stall.begin(self._ranks)
             if not self.stopped_by:
                 self._kill_at = _NEVER
         self.starts += 1
@@ -159,7 +170,7 @@ class Watch:
 
     def _watch(self) -> None:
         while True:
-            until = min(self._kill_at, self._leave_at, time.monotonic() + 60)
+            until = min(self._kill_at, self._leave_at, self._stall.due, time.monotonic() + 60)
             for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
                 with self._lock:
                     # While this thread waited for the lock, another attempt may have begun, with the same pipes.
@@ -169,6 +180,10 @@ class Watch:
                 self._keep_time(time.monotonic())
 
     def _keep_time(self, now: float) -> None:
+        if self._kill_at == _NEVER and not self.stopped_by:
+            self._stall.keep_time(now)
+        else:
+            self._stall.end()
         if now >= self._kill_at:
             self._kill_at, self._leave_at = _NEVER, now + _LAST_GRACE
             for rank in self._ranks:

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lockstep.collectives.fingerprint import fingerprint
 from lockstep.errors import LostRankError, MismatchError, UsageError
 from lockstep.parallel.attach import reducer_of, unwrap
-from lockstep.parallel.same_model import fingerprint
 from lockstep.train.weight_formats import read_whole, write_whole, writer_for
 from lockstep.train.weight_names import find_weights, match_names, plain_names
 from lockstep.world import World, current

@@ -1,0 +1,1 @@
+"""Where every rank is when none goes on, and whether replicas are still equal."""
