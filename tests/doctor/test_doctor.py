@@ -2,9 +2,12 @@
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 
+import pytest
 from click.testing import CliRunner
 from launching import LOCKSTEP, PATIENCE
 
@@ -52,6 +55,35 @@ def test_a_torch_that_cannot_be_imported_is_one_broken_line_and_the_rest_goes_on
     assert "ImportError: libc10.so: cannot open shared object file" in done.stdout
     assert "/dev/shm" in done.stdout
     assert done.stdout.splitlines()[-1].endswith("1 broken")
+
+
+def test_a_small_shm_a_low_limit_and_a_network_that_is_down_are_seen():
+    """In namespaces of its own; without loopback nothing is measured, so this ends at once."""
+    within = ["unshare", "--map-root-user", "--net", "--mount", "sh", "-c"]
+    small = "mount -t tmpfs -o size=64m tmpfs /dev/shm && ulimit -n 200"
+    if shutil.which("unshare") is None or subprocess.run([*within, small], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces of one's own here")
+
+    done = subprocess.run(
+        [*within, f"{small} && exec {shlex.join([*LOCKSTEP, 'doctor', '--json'])}"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "eth7"},
+        check=False,
+    )
+    told = json.loads(done.stdout)
+    lines = {line["about"]: (line["state"], line["found"]) for line in told["lines"]}
+
+    assert (done.returncode, told["state"], told["facts"]["speed"]) == (1, "broken", [])
+    assert lines["/dev/shm"] == (
+        "broken",
+        "64 MiB, 64 MiB free: less than one batch of images; loader workers end with a bus error",
+    )
+    assert lines["open files"] == ("broken", "200 a process, may be raised to 200")
+    assert lines["loopback"] == ("broken", "no interface that is up has 127.0.0.1")
+    assert lines["route out"] == ("doubtful", "none")
+    assert lines["GLOO_SOCKET_IFNAME"] == ("broken", "eth7, but no such interface is up")
 
 
 def test_the_page_shows_each_line_with_its_remedy(capsys):

@@ -146,7 +146,8 @@ def test_nothing_is_said_of_backends_without_torch():
     ],
 )
 def test_these_backends_are_measured(inside, measured):
-    assert speed.choose(inside) == measured
+    assert speed.choose(inside, meet=True) == measured
+    assert speed.choose(inside, meet=False) == []
 
 
 def row(backend, trouble=""):
@@ -160,9 +161,9 @@ def test_the_trouble_of_either_rank_counts_and_spares_the_other_backends():
 
 
 def test_a_backend_that_nobody_came_to_has_the_last_words_of_the_run():
-    speeds = speed.understand(["shm", "nccl"], [[row("shm")], [row("shm")]], 1, "a\nno answer within 60 s\n")
+    speeds = speed.understand(["shm", "nccl"], [[row("shm")], [row("shm")]], 1, "a\nno answer within 30 s\n")
 
-    assert [speed.trouble for speed in speeds] == ["", "no answer within 60 s"]
+    assert [speed.trouble for speed in speeds] == ["", "no answer within 30 s"]
 
 
 @pytest.mark.parametrize(

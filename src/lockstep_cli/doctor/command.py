@@ -42,7 +42,8 @@ def examine() -> tuple[list[Line], dict[str, Any]]:
         versions,
     )
 
-    torch = inside.look()
+    torch, net = inside.look(), network.look()
+    meet = network.judge_loopback(net).state == "fine"
     facts: dict[str, Any] = {
         "versions": versions.look(),
         "inside": torch,
@@ -51,8 +52,8 @@ def examine() -> tuple[list[Line], dict[str, Any]]:
         "memory": memory.look(),
         "shared_memory": shared_memory.look(),
         "files": limits.look(),
-        "network": network.look(),
-        "speed": speed.look(speed.choose(torch)),
+        "network": net,
+        "speed": speed.look(speed.choose(torch, meet)),
     }
     lines = [
         *versions.judge(facts["versions"], torch),
@@ -61,7 +62,7 @@ def examine() -> tuple[list[Line], dict[str, Any]]:
         memory.judge(facts["memory"]),
         shared_memory.judge(facts["shared_memory"]),
         limits.judge(facts["files"]),
-        *network.judge(facts["network"]),
+        *network.judge(net),
         *backends.judge(torch),
         *speed.judge(facts["speed"]),
     ]

@@ -81,4 +81,6 @@ def judge_threads(cores: Cores) -> Line | None:
     if not first.isdecimal() or int(first) <= cores.allowed:
         return None
     remedy = "Unset it, and each rank gets its share of the cores."
-    return doubtful("threads", f"OMP_NUM_THREADS={cores.threads} on {cores.allowed} cores", remedy)
+    return doubtful(
+        "threads", f"OMP_NUM_THREADS={cores.threads} on {cores.allowed} core{'s' * (cores.allowed > 1)}", remedy
+    )

@@ -1,5 +1,9 @@
-"""What two ranks run to measure backends: ``lockstep run -n 2 -m lockstep_cli.doctor.measure FOLDER BACKEND...``."""
+"""What two ranks run to measure backends: ``lockstep run -n 2 -m lockstep_cli.doctor.measure FOLDER BACKEND...``.
 
+Each leaves a file in the folder, named by its rank; - stands for standard output.
+"""
+
+import contextlib
 import json
 import os
 import statistics
@@ -23,8 +27,12 @@ def main(folder: str, backends: list[str]) -> None:
         except Exception as error:
             traceback.print_exc()
             row = {"backend": backend, "latency": 0.0, "bandwidth": 0.0, "trouble": in_one_line(error)}
-        with (Path(folder) / os.environ["RANK"]).open("a") as file:
+        with contextlib.nullcontext(sys.stdout) if folder == "-" else _file(folder).open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def _file(folder: str) -> Path:
+    return Path(folder) / os.environ["RANK"]
 
 
 def measure(backend: str) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lockstep_cli.doctor.inside import Inside, command, environment
 from lockstep_cli.doctor.line import Line, broken, doubtful, fine
 
-_PATIENCE = 60.0
+_PATIENCE = 30.0
 
 SLOW = {"shm": (500.0, 0.2), "gloo": (5000.0, 0.1), "nccl": (500.0, 2.0)}
 """From how many microseconds, and below how many GB/s, a backend is doubtful: far worse than on ordinary machines."""
@@ -39,14 +39,18 @@ class Speed(NamedTuple):
     trouble: str = ""
 
 
-def choose(inside: Inside) -> list[str]:
+def choose(inside: Inside, meet: bool) -> list[str]:
     """Which backends can be measured here; nccl last, since it is the one that hangs.
 
+    Args:
+        inside: What torch has.
+        meet: Whether ranks can meet at all, which they do on loopback.
+
     Example:
-        >>> choose(Inside(torch="2.13.0", gloo=True)), choose(Inside(trouble="no torch"))
+        >>> choose(Inside(torch="2.13.0", gloo=True), meet=True), choose(Inside(trouble="no torch"), meet=True)
         (['shm', 'gloo'], [])
     """
-    if inside.trouble or not inside.gloo:
+    if inside.trouble or not inside.gloo or not meet:
         return []
     return [*(["shm"] if not inside.shm else []), "gloo", *(["nccl"] if inside.nccl and len(inside.gpus) > 1 else [])]
 
@@ -121,7 +125,7 @@ def judge_one(speed: Speed) -> Line:
     """Compare with what ordinary machines do."""
     about = f"2 ranks, {speed.backend}"
     if speed.trouble:
-        remedy = f"Look at the whole of it: lockstep run -n 2 -m lockstep_cli.doctor.measure /tmp {speed.backend}."
+        remedy = f"Look at the whole of it: lockstep run -n 2 -m lockstep_cli.doctor.measure - {speed.backend}."
         return broken(about, speed.trouble, remedy)
     found = f"{speed.latency:,.{1 if speed.latency < 100 else 0}f} µs for 4 bytes, {speed.bandwidth:.2g} GB/s"
     latency, bandwidth = SLOW[speed.backend]
