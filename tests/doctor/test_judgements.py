@@ -18,7 +18,7 @@ GPU = Inside(torch="2.13.0+cu130", cuda="13.0", nccl="2.28.9", gloo=True, gpus=(
 NO_GPU = GPU._replace(gpus=(), complaint="The NVIDIA driver on your system is too old (found version 12020).")
 LO = Interface("lo", ("127.0.0.1", "::1"), up=True)
 ETH = Interface("eth0", ("10.0.0.7",), up=True)
-DOWN = Interface("eth1", (), up=False)
+DOWN = Interface("eth1", ("10.2.0.7",), up=False)
 NET = Network((ETH, DOWN, LO), "10.0.0.7", "ant", ("10.0.0.7",))
 
 # Facts to lines, the thing looked at, the state, words of what was found, words of the remedy.
@@ -128,6 +128,10 @@ def test_what_is_not_fine_has_a_remedy_of_one_sentence(line):
 )
 def test_variables_name_interfaces_as_their_readers_take_them(name, value, state):
     assert network.judge_variable(name, value, NET.interfaces).state == state
+
+
+def test_beside_the_route_only_interfaces_are_listed_that_are_up_and_lead_somewhere():
+    assert network.judge_route(NET).found == "eth0, 10.0.0.7"
 
 
 def test_nothing_is_said_of_backends_without_torch():

@@ -47,7 +47,7 @@ def measure(backend: str) -> tuple[float, float]:
         wait: Callable[[], Any] = torch.cuda.synchronize if backend == "nccl" else lambda: None
         small = torch.ones(_SMALL // 4, device=world.device)
         large = torch.ones(_LARGE // 4, device=world.device)
-        latency = _median(lambda: dist.all_reduce(small), wait, 1000)
+        latency = _median(lambda: dist.all_reduce(small), wait, 300)
         bandwidth = _LARGE / _median(lambda: dist.all_reduce(large), wait, 7)
         return latency * 1e6, bandwidth / 1e9
     finally:
