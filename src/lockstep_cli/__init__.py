@@ -5,7 +5,11 @@ import importlib
 import click
 
 # Every command and the module that it lives in, which is loaded when the command is named.
-_HOMES = {"run": "lockstep_cli.run", "slurm": "lockstep_cli.slurm"}
+_HOMES = {
+    "doctor": "lockstep_cli.doctor.command",
+    "run": "lockstep_cli.run",
+    "slurm": "lockstep_cli.slurm",
+}
 
 
 class LazyGroup(click.Group):
