@@ -135,7 +135,7 @@ def test_dry_run_says_that_slurm_said_so():
     told = follow(Wish(), CPUS, STEP)
     shown = in_full(told.put_in(make_plan(told.wish, told.machine, STEP)), "train.py")
 
-    line = "meeting static at gpu007:19711  (Slurm: node 1 of 2 in gpu[007-008], job 4711)"
+    line = "meeting static at gpu007:19711 (Slurm: node 1 of 2 in gpu[007-008], job 4711)"
     assert line in " ".join(shown.split()), shown
 
 
