@@ -200,6 +200,24 @@ def test_a_second_ctrl_c_ends_ranks_that_do_not_listen_to_the_first(tmp_path):
         assert process.wait(60) == 137
 
 
+def test_every_restart_names_the_killed_rank_and_not_a_peer_that_felt_it(tmp_path):
+    """Its status may be gone before the watching thread looks: torch's agent has it then."""
+    source = HERE + (
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "for step in range(9):\n"
+        "    dist.all_reduce(torch.ones(4))\n"
+        "    if step == 5 and rank == 2 and int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 5:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+
+    done = run(tmp_path, source, "-n", "3", "--max-restarts", "5")
+
+    lines = [line for line in done.stderr.splitlines() if line.startswith("lockstep: restart")]
+    assert done.returncode == 0, done.stderr
+    assert len(lines) == 5
+    assert all("rank 2" in line and line.endswith("died of SIGKILL") for line in lines), lines
+
+
 def test_restarts_say_who_died_of_what_and_how_often_and_find_a_fresh_store(tmp_path):
     source = HERE + (
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"

@@ -11,6 +11,7 @@ import socket
 import uuid
 from collections.abc import Callable
 from importlib import metadata
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -188,14 +189,18 @@ def describe_node(plan: LaunchPlan, link: Link) -> Card:
 
 
 def run(
-    plan: LaunchPlan, start: Start, before_start: Callable[[], None], stopped: Callable[[], bool] = lambda: False
+    plan: LaunchPlan,
+    start: Start,
+    before_start: Callable[[dict[int, int]], None],
+    stopped: Callable[[], bool] = lambda: False,
 ) -> dict[int, int]:
     """Start the ranks and stay until all have ended.
 
     Args:
         plan: How many, how they meet, how often they start again.
         start: What each rank is given.
-        before_start: Called before each start; may raise RendezvousGracefulExitError, which ends it all.
+        before_start: Called before each start with how the ranks before have failed, as in what this returns; may raise
+            RendezvousGracefulExitError, which ends it all.
         stopped: Whether a signal ends this node.
 
     Returns:
@@ -210,7 +215,7 @@ def run(
         orphans.reap(spare=pids)
 
     def before() -> None:
-        before_start()
+        before_start(_failures(agent))
         pids.clear()
         gc.collect()
         gc.freeze()  # what was imported is not looked at again by the ranks' garbage collection, and stays shared
@@ -238,3 +243,11 @@ def run(
         if not (stopped() and plan.meeting.least_nodes < plan.meeting.most_nodes):
             handler.shutdown()
     return {rank: failure.exitcode for rank, failure in result.failures.items()} if result else {}
+
+
+def _failures(agent: LocalElasticAgent) -> dict[int, int]:
+    """Exit codes by rank of those that have failed; ``_pcontext._pc`` is private, as it is in torch 2.13."""
+    context: Any = getattr(getattr(agent, "_pcontext", None), "_pc", None)
+    processes = context.processes if context else []
+    codes = zip((worker.global_rank for worker in agent.get_worker_group().workers), processes, strict=False)
+    return {rank: process.exitcode for rank, process in codes if process.exitcode}

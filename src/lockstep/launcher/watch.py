@@ -61,12 +61,18 @@ class Rank:
     def _last_told(self) -> int:
         return signal.SIGKILL if signal.SIGKILL in self.told else max(self.told, default=0)
 
-    def end(self) -> End:
-        """How it ended, as far as that is known."""
+    def end(self, seen: int | None = None) -> End:
+        """How it ended, as far as that is known.
+
+        Args:
+            seen: The exit code that torch's agent saw, negative for a signal; it counts if nothing else is known.
+        """
         report, status = self.report, self.status
         killed = status is not None and status.si_code != os.CLD_EXITED
         number = status.si_status if status is not None and killed else 0
         code = status.si_status if report.code is None and status is not None and not killed else report.code
+        if status is None and code is None and seen is not None:
+            number, code = (-seen, None) if seen < 0 else (0, seen)
         when = report.when or self.died or time.monotonic()
         return End(
             rank=report.rank,
@@ -122,13 +128,13 @@ class Watch:
         """Begin, in a thread that ends with the process."""
         threading.Thread(target=self._watch, name="lockstep-watch", daemon=True).start()
 
-    def before_start(self) -> None:
-        """Called by the agent before it starts ranks: an attempt before is over."""
+    def before_start(self, seen: dict[int, int]) -> None:
+        """Called by the agent before it starts ranks: an attempt before is over; ``seen`` as in `ends`."""
         orphans.kill_descendants(os.getpid(), spare=orphans.tracker())
         if self.stopped_by:
             raise RendezvousGracefulExitError
         if self.starts:
-            first = failure.find_first(self.ends())
+            first = failure.find_first(self.ends(seen))
             if failure.saved(first):
                 raise RendezvousGracefulExitError
             line = failure.restart_line(first, self.starts, self._plan.max_restarts)
@@ -154,11 +160,17 @@ class Watch:
         with self._lock:
             for rank in self._ranks:
                 self._listen(rank)
-            # The agent may have collected a status before this thread saw it; a rank that said nothing was ended by us.
-            ends = [r.end() for r in self._ranks if r.status is not None or r.report.code is not None or r.told]
+            # The agent may have collected a status before this thread saw it; a rank of which nobody knows more was
+            # ended by us, if it was told to.
+            known_of = seen or {}
+            ends = [
+                r.end(known_of.get(r.report.rank))
+                for r in self._ranks
+                if r.status is not None or r.report.code is not None or r.told
+            ]
             base = min((rank.report.rank - rank.local_rank for rank in self._ranks if rank.report.pid), default=0)
         known = {end.rank for end in ends}
-        for number, code in (seen or {}).items():
+        for number, code in known_of.items():
             if number not in known:
                 how = (None, -code) if code < 0 else (code, 0)
                 ends.append(End(number, number - base, socket.gethostname(), time.monotonic(), *how))
