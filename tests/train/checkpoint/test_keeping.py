@@ -92,6 +92,17 @@ def test_the_loader_of_an_evaluation_is_not_taken_for_one_that_was_forgotten(tmp
     assert [] == [str(warning.message) for warning in recwarn]
 
 
+def test_a_loader_of_earlier_days_is_not_taken_for_one_either(tmp_path, recwarn):
+    others = lockstep.DataLoader(range(2))
+    list(others)
+    checkpoint = lockstep.Checkpoint(tmp_path, values={})
+    for _ in checkpoint.epochs(2):
+        checkpoint.step()
+
+    assert [] == [str(warning.message) for warning in recwarn]
+    del others
+
+
 @pytest.mark.parametrize("options", [{"keep": 0}, {"every_steps": 0}, {"every_minutes": 0}, {"keep_best": "x"}])
 def test_arguments_that_make_no_sense_are_refused(tmp_path, options):
     with pytest.raises(lockstep.UsageError):

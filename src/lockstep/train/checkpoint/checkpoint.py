@@ -92,6 +92,7 @@ class Checkpoint:
         self.epoch = 0
         self.step_count = 0
         self._world = current()
+        self._fed_before = self._world.feed.current
         self._directory = Path(directory).absolute()
         self._keep, self._best = keep, keeping.read_best(keep_best)
         self._every_steps, self._every_minutes = every_steps, every_minutes
@@ -259,7 +260,10 @@ class Checkpoint:
         raise SystemExit(SAVED)
 
     def _warn_of_forgotten_loader(self) -> None:
-        if not self._warned and self._world.is_main and states.forgotten_loader(self._parts, self._world):
+        gives = self._world.feed.current
+        if self._warned or not self._world.is_main or gives is self._fed_before:
+            return
+        if states.forgotten_loader(self._parts, gives):
             self._warned = True
             warnings.warn(
                 f"{self._who()}: the lockstep.DataLoader that gives the batches is no part of the checkpoint: a "

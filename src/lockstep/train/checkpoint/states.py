@@ -1,5 +1,6 @@
 """What a checkpoint is made of: things with a state, and dicts of plain values."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,6 @@ from lockstep.parallel.attach import unwrap
 from lockstep.train.checkpoint import randomness, trees
 from lockstep.train.checkpoint.tensors import Collection, Held
 from lockstep.train.update import Update
-from lockstep.world import World
 
 RANDOM = "random numbers"
 """The part that every checkpoint has; no keyword argument can be called so."""
@@ -75,11 +75,15 @@ def end_epoch(parts: dict[str, Any]) -> None:
             part.set_epoch(part.epoch + 1)
 
 
-def forgotten_loader(parts: dict[str, Any], world: World) -> bool:
+def forgotten_loader(parts: dict[str, Any], gives: weakref.ref[object] | None) -> bool:
     """Whether the batches come from a `lockstep.DataLoader`, and the checkpoint holds the position of none.
 
     The loader that gave the last batch is often the evaluation's, whose position nobody needs: where there is any
     loader among the parts, the script has thought of it.
+
+    Args:
+        parts: Those of the checkpoint.
+        gives: The loader that has given batches since the checkpoint was made.
     """
-    loader = world.feed.current() if world.feed.current is not None else None
+    loader = gives() if gives is not None else None
     return loader is not None and not any(isinstance(part, DataLoader) for part in parts.values())
