@@ -51,7 +51,10 @@ class OptimWrapper:
             NotImplementedError: A closure cannot be evaluated again under a loss scale.
         """
         if closure is not None:
-            raise NotImplementedError("The `closure` argument is unsupported by the amp optimizer wrapper.")
+            raise NotImplementedError(
+                "The `closure` argument is unsupported by the amp optimizer wrapper. Run the closure under scale_loss, "
+                "then call step() without it."
+            )
         self._loss_idx = 0
         if any(self._skip_next):
             self._skip_next = [False] * self._num_loss

@@ -14,16 +14,12 @@ from lockstep.compat.install import install
 from lockstep.compat.mends import loading, table
 from lockstep.compat.mends.book import Book
 
-_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
-              "MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")  # fmt: skip
-
 
 def begin(compat: Compat, *, one_node: bool) -> None:
     """Put everything in place, in a rank that has torchrun's variables."""
     is_main = os.environ.get("RANK", "0") == "0"
     if compat.own_ranks:
-        for name in [name for name in os.environ if name in _LAUNCHERS or name.startswith("TORCHELASTIC_")]:
-            del os.environ[name]
+        children.forget_launcher(os.environ)
         children.refuse_to_spawn_nothing()
     elif "RANK" in os.environ:
         rank_argument.watch_parsers(os.environ["LOCAL_RANK"])

@@ -2,21 +2,37 @@
 
 import importlib
 import multiprocessing.spawn
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from lockstep.compat.choose import Compat
 from lockstep.errors import UsageError
 
+_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR",
+              "MASTER_PORT", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME")  # fmt: skip
+
+
+def forget_launcher(environ: MutableMapping[str, str]) -> None:
+    """Take away what a launcher tells a rank, and a script that starts its ranks by itself must not see.
+
+    Example:
+        >>> environ = {"RANK": "1", "TORCHELASTIC_RUN_ID": "x", "HOME": "/root"}
+        >>> forget_launcher(environ)
+        >>> environ
+        {'HOME': '/root'}
+    """
+    for name in [name for name in environ if name in _LAUNCHERS or name.startswith("TORCHELASTIC_")]:
+        del environ[name]
+
 
 class Ready:
-    """Puts everything in place where it is unpickled."""
+    """Calls a function where it is unpickled: in a new process, before the script is imported there."""
 
-    def __init__(self, compat: Compat) -> None:
-        self._compat = compat
+    def __init__(self, function: Callable[..., None], *args: Any) -> None:
+        self._call = function, args
 
     def __reduce__(self) -> Any:
-        return _get_ready, (tuple(self._compat),)
+        return self._call
 
 
 def _get_ready(compat: tuple[Any, ...]) -> None:
@@ -31,7 +47,7 @@ def follow(compat: Compat) -> None:
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         # A key that multiprocessing does not know; it is unpickled before the script, which is imported by another.
-        return {"lockstep": Ready(compat), **prepare(name)}
+        return {"lockstep": Ready(_get_ready, tuple(compat)), **prepare(name)}
 
     multiprocessing.spawn.get_preparation_data = get_preparation_data
 

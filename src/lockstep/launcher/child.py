@@ -154,12 +154,12 @@ def _take_cores(seat: Seat, threads: int) -> None:
 
 
 def _rehearse(wanted: Rehearsal) -> None:
-    from lockstep.compat.rehearsal import install, processes
+    from lockstep.compat.children import forget_launcher
+    from lockstep.compat.rehearsal import install
     from lockstep.compat.rehearsal.settings import Settings
 
     if wanted.own_ranks:
-        for name in processes.LAUNCHERS_OWN:
-            os.environ.pop(name, None)
+        forget_launcher(os.environ)
     install.install(Settings(wanted.devices, wanted.hide_cuda, wanted.steps, wanted.folder))
 
 

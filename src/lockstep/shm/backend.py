@@ -107,9 +107,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
         def job(pace: int) -> None:
             for out, x in zip(outputs, inputs, strict=True):
-                self._tensors.reduce_parts(
-                    pace, out, plain(x).view(-1).chunk(self._size) if x.numel() else [x] * self._size, op
-                )
+                self._tensors.reduce_parts(pace, out, self._tensors.equal_parts(plain(x)), op)
 
         return self._do(job, opts, outputs)
 

@@ -67,20 +67,25 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def look() -> Inside:
     """Ask a new process."""
+    return understand(*ask(_PATIENCE, "from lockstep_cli.doctor import inside; inside.tell()"))
+
+
+def ask(seconds: float, code: str, *arguments: str) -> tuple[int, str, str]:
+    """Have a new python run some code; give its exit code, output and errors. One that is late has failed."""
     try:
         done = subprocess.run(  # noqa: S603  (python itself)
-            command("from lockstep_cli.doctor import inside; inside.tell()"),
+            command(code, *arguments),
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_PATIENCE,
+            timeout=seconds,
             stdin=subprocess.DEVNULL,
             env=environment(os.environ),
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Inside(trouble=f"no answer within {_PATIENCE:g} s")
-    return understand(done.returncode, done.stdout, done.stderr)
+        return 1, "", f"no answer within {seconds:g} s"
+    return done.returncode, done.stdout, done.stderr
 
 
 def understand(code: int, output: str, errors: str) -> Inside:

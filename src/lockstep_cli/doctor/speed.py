@@ -1,14 +1,12 @@
 """How quickly two ranks talk, measured for each backend by a short `lockstep run`."""
 
 import json
-import os
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lockstep_cli.doctor.inside import Inside, command, environment
+from lockstep_cli.doctor.inside import Inside, ask
 from lockstep_cli.doctor.line import Line, broken, doubtful, fine
 
 _PATIENCE = 30.0
@@ -67,20 +65,8 @@ def look(backends: list[str]) -> list[Speed]:
 
 def _run(folder: str, backends: list[str]) -> tuple[int, str]:
     run = ("run", "--standalone", "-n", "2", "-m", "lockstep_cli.doctor.measure", folder, *backends)
-    try:
-        done = subprocess.run(  # noqa: S603  (python itself)
-            command("from lockstep_cli import main; main()", *run),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE,
-            stdin=subprocess.DEVNULL,
-            env=environment(os.environ),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return 1, f"no answer within {_PATIENCE:g} s"
-    return done.returncode, done.stderr
+    code, _, errors = ask(_PATIENCE, "from lockstep_cli import main; main()", *run)
+    return code, errors
 
 
 def _lines(path: Path) -> list[str]:

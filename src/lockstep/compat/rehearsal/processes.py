@@ -11,29 +11,12 @@ from typing import Any
 
 from torch.multiprocessing.spawn import start_processes as start
 
+from lockstep.compat.children import Ready, forget_launcher
 from lockstep.compat.rehearsal.entry import Entry
 from lockstep.compat.rehearsal.follow import Follow
 from lockstep.compat.rehearsal.report import facts
 from lockstep.compat.rehearsal.settings import Settings
 from lockstep.errors import UsageError
-
-LAUNCHERS_OWN = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-    "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_ERROR_FILE",
-)  # fmt: skip
-"""What a launcher tells a rank, and a script that starts its ranks by itself must not see."""
-
-
-class Ready:
-    """Sets up the rehearsal where it is unpickled: in a new process, before the script is imported there."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def __reduce__(self) -> Any:
-        return _get_ready, (tuple(self._settings),)
 
 
 def _get_ready(settings: tuple[Any, ...]) -> None:
@@ -79,7 +62,7 @@ def entries(settings: Settings, mode: Follow) -> list[Entry]:
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         # A key that multiprocessing does not know; it is unpickled before multiprocessing acts upon the others.
-        return {**prepare(name), "rehearsal": Ready(settings)}
+        return {**prepare(name), "rehearsal": Ready(_get_ready, tuple(settings))}
 
     def start_thread(self: threading.Thread) -> None:
         run = self.run
@@ -103,5 +86,4 @@ def leave_to_rank_0() -> None:
     """Where a launcher has started several of a script that starts its ranks itself, one of them is enough."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and os.environ.get("RANK", "0") != "0":
         sys.exit(0)
-    for name in LAUNCHERS_OWN:
-        os.environ.pop(name, None)
+    forget_launcher(os.environ)

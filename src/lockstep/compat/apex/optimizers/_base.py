@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from lockstep.compat.formulas import AdamOptions
+
 
 class FusedOptimizer(Optimizer):
     """An optimizer whose groups are stepped as a whole.
@@ -93,6 +95,21 @@ def gradients(params: list[Tensor]) -> list[Tensor]:
 def wide_zeros(param: Tensor) -> Tensor:
     """Zeros like a parameter, float32 at least."""
     return torch.zeros_like(param, dtype=torch.promote_types(param.dtype, torch.float32))
+
+
+def adam_options(group: dict[str, Any], decoupled: bool) -> AdamOptions:
+    """What a group says of its next step."""
+    beta1, beta2 = group["betas"]
+    return AdamOptions(
+        lr=float(group["lr"]),
+        beta1=beta1,
+        beta2=beta2,
+        eps=group["eps"],
+        step=group["step"],
+        decoupled=decoupled,
+        bias_correction=bool(group["bias_correction"]),
+        weight_decay=group["weight_decay"],
+    )
 
 
 def refuse_amsgrad(amsgrad: bool, who: str) -> None:

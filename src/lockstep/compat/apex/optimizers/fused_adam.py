@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.compat.formulas import AdamOptions, adam, norms, old_adam, write_back
 
-from ._base import FusedOptimizer, by_kind, gradients, refuse_amsgrad, wide_zeros, with_gradients
+from ._base import FusedOptimizer, adam_options, by_kind, gradients, refuse_amsgrad, wide_zeros, with_gradients
 
 
 class FusedAdam(FusedOptimizer):
@@ -132,17 +132,7 @@ class FusedAdam(FusedOptimizer):
         return [self.state[p]["exp_avg"] for p in params], [self.state[p]["exp_avg_sq"] for p in params]
 
     def _options(self, group: dict[str, Any]) -> AdamOptions:
-        beta1, beta2 = group["betas"]
-        return AdamOptions(
-            lr=float(group["lr"]),
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            step=group["step"],
-            decoupled=bool(self.adam_w_mode),
-            bias_correction=bool(group["bias_correction"]),
-            weight_decay=group["weight_decay"],
-        )
+        return adam_options(group, bool(self.adam_w_mode))
 
     def _old_step(
         self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], scale: float, norm: Any

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.compat.formulas import AdamOptions, LambOptions, lamb, norms
+from lockstep.compat.formulas import LambOptions, lamb, norms
 
-from ._base import FusedOptimizer, by_kind, gradients, refuse_amsgrad, with_gradients
+from ._base import FusedOptimizer, adam_options, by_kind, gradients, refuse_amsgrad, with_gradients
 
 
 class FusedLAMB(FusedOptimizer):
@@ -74,19 +74,15 @@ class FusedLAMB(FusedOptimizer):
             lamb(gradients(members), members, first, second, self._options(group, members[0].device))
 
     def _options(self, group: dict[str, Any], device: torch.device) -> LambOptions:
-        beta1, beta2 = group["betas"]
-        shared = AdamOptions(
-            lr=float(group["lr"]),
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            step=group["step"],
-            decoupled=bool(self.adam_w_mode),
-            bias_correction=bool(group["bias_correction"]),
-            weight_decay=group["weight_decay"],
-        )
-        clip = self._clip.to(device) if isinstance(self._clip, Tensor) else self._clip
-        return LambOptions(shared, bool(group["grad_averaging"]), self.use_nvlamb, clip)
+        return lamb_options(group, bool(self.adam_w_mode), self.use_nvlamb, self._clip, device)
+
+
+def lamb_options(
+    group: dict[str, Any], decoupled: bool, nvlamb: bool, clip: Tensor | float, device: torch.device
+) -> LambOptions:
+    """What a group says of its next step on one device; ``clip`` is what `clip_of` gives."""
+    here = clip.to(device) if isinstance(clip, Tensor) else clip
+    return LambOptions(adam_options(group, decoupled), bool(group["grad_averaging"]), nvlamb, here)
 
 
 def clip_of(grads: list[Tensor], most: float) -> Tensor | float:

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.compat.formulas import AdamOptions, LambOptions, lamb
+from lockstep.compat.formulas import lamb, write_back
 
 from ._base import FusedOptimizer, by_kind, gradients, refuse_amsgrad, wide_zeros, with_gradients
-from .fused_lamb import clip_of
+from .fused_lamb import clip_of, lamb_options
 
 
 class FusedMixedPrecisionLamb(FusedOptimizer):
@@ -69,7 +69,6 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
             self._step_group(group, params)
 
     def _step_group(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        beta1, beta2 = group["betas"]
         for members in by_kind(params):
             for param in members:
                 if "exp_avg" not in self.state[param]:
@@ -77,20 +76,7 @@ class FusedMixedPrecisionLamb(FusedOptimizer):
                     if param.dtype.itemsize < 4:
                         self.state[param]["param_fp32"] = param.detach().float()
             stepped = [self.state[param].get("param_fp32", param) for param in members]
-            shared = AdamOptions(
-                lr=float(group["lr"]),
-                beta1=beta1,
-                beta2=beta2,
-                eps=group["eps"],
-                step=group["step"],
-                decoupled=bool(self.adam_w_mode),
-                bias_correction=bool(group["bias_correction"]),
-                weight_decay=group["weight_decay"],
-            )
-            clip = self._clip.to(members[0].device) if isinstance(self._clip, Tensor) else self._clip
-            options = LambOptions(shared, bool(group["grad_averaging"]), self.use_nvlamb, clip)
+            options = lamb_options(group, bool(self.adam_w_mode), self.use_nvlamb, self._clip, members[0].device)
             first, second = ([self.state[p][name] for p in members] for name in ("exp_avg", "exp_avg_sq"))
             lamb(gradients(members), stepped, first, second, options)
-            for param, wide in zip(members, stepped, strict=True):
-                if wide is not param:
-                    param.copy_(wide)
+            write_back(members, stepped)

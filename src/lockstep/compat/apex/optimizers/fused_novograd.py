@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.compat.formulas import AdamOptions, NovoGradOptions, grad_norms, novograd
+from lockstep.compat.formulas import NovoGradOptions, grad_norms, novograd
 
-from ._base import FusedOptimizer, gradients, refuse_amsgrad
+from ._base import FusedOptimizer, adam_options, gradients, refuse_amsgrad
 
 
 class FusedNovoGrad(FusedOptimizer):
@@ -86,16 +86,6 @@ class FusedNovoGrad(FusedOptimizer):
         for param in members:
             if "exp_avg" not in self.state[param]:
                 self.state[param]["exp_avg"] = torch.zeros_like(param)
-        beta1, beta2 = group["betas"]
-        shared = AdamOptions(
-            lr=float(group["lr"]),
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            step=group["step"],
-            decoupled=True,
-            bias_correction=bool(group["bias_correction"]),
-            weight_decay=group["weight_decay"],
-        )
+        shared = adam_options(group, decoupled=True)
         options = NovoGradOptions(shared, bool(group["grad_averaging"]), group["norm_type"], self.moment_mode == 0)
         novograd(gradients(members), members, [self.state[p]["exp_avg"] for p in members], kept, options)
