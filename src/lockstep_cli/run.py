@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 )
 @click.option("--nnodes", default="1", metavar="N[:MOST]", help="Nodes.")
 @click.option("--node-rank", default=0, help="This node's number, from 0.")
-@click.option("--master-addr", default="", metavar="HOST", help="Node 0.")
+@click.option("--master-addr", default="", show_default=False, metavar="HOST", help="Node 0.")
 @click.option("--master-port", type=click.IntRange(0, 65535), help="A free port there.")
 @click.option("--standalone", is_flag=True, help="One node; what happens anyway without --nnodes.")
-@click.option("--rdzv-backend", default="", metavar="NAME", help="How nodes meet: static or c10d.")
-@click.option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Where nodes meet.")
-@click.option("--rdzv-id", default="", metavar="ID", help="The job's name; the same on every node.")
-@click.option("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="More settings for the backend.")
-@click.option("--local-addr", default="", metavar="HOST", help="How other nodes reach this one.")
+@click.option("--rdzv-backend", default="", show_default=False, metavar="NAME", help="How nodes meet: static or c10d.")
+@click.option("--rdzv-endpoint", default="", show_default=False, metavar="HOST:PORT", help="Where nodes meet.")
+@click.option("--rdzv-id", default="", show_default=False, metavar="ID", help="The job's name; the same on every node.")
+@click.option(
+    "--rdzv-conf", default="", show_default=False, metavar="KEY=VALUE,...", help="More settings for the backend."
+)
+@click.option("--local-addr", default="", show_default=False, metavar="HOST", help="How other nodes reach this one.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0, help="How often to start again after a failure.")
 @click.option(
     "--compat/--no-compat",
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
 @click.option("--trust-checkpoints", is_flag=True, help="torch.load may run code that files name, as until torch 2.5.")
 @click.option("--grace", type=click.FloatRange(0), default=10.0, help="Seconds from a signal to end to SIGKILL.")
 @click.option("--start", type=click.Choice(["fork", "spawn"]), default="fork", help="How ranks start; spawn is slower.")
-@click.option("--log-dir", default="", metavar="FOLDER", help="Also keep each rank's output in a file there.")
+@click.option(
+    "--log-dir", default="", show_default=False, metavar="FOLDER", help="Also keep each rank's output in a file there."
+)
 @click.option("--debug", type=int, metavar="LOCAL_RANK", help="Give the terminal to this rank, for a debugger.")
 @click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", help="cpu: rehearse a script for CUDA.")
 @click.option("--hide-cuda", is_flag=True, help="With --device cpu: torch.cuda.is_available() says no.")

@@ -53,22 +53,32 @@ def _without_effect(command: Any) -> Any:
 )
 @click.option("--nnodes", default="1", metavar="N[:MOST]", help="Nodes.")
 @click.option("--node-rank", default=0, help="This node's number, from 0.")
-@click.option("--master-addr", default="", metavar="HOST", help="Node 0.")
+@click.option("--master-addr", default="", show_default=False, metavar="HOST", help="Node 0.")
 @click.option("--master-port", type=click.IntRange(0, 65535), help="A free port there.")
 @click.option("--use-env", is_flag=True, help="Pass no --local_rank; the script reads LOCAL_RANK.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module's name, as with python -m.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is a program; needs --use_env.")
 @click.option("--run-path", is_flag=True, help="What happens anyway: the script runs in the rank's own process.")
 @click.option("--standalone", is_flag=True, help="One node; what happens anyway without --nnodes.")
-@click.option("--rdzv-backend", default="", metavar="NAME", help="How nodes meet: static or c10d.")
-@click.option("--rdzv-endpoint", default="", metavar="HOST:PORT", help="Where nodes meet.")
-@click.option("--rdzv-id", default="", metavar="ID", help="The job's name; the same on every node.")
-@click.option("--rdzv-conf", default="", metavar="KEY=VALUE,...", help="More settings for the backend.")
-@click.option("--local-addr", default="", metavar="HOST", help="How other nodes reach this one.")
+@click.option("--rdzv-backend", default="", show_default=False, metavar="NAME", help="How nodes meet: static or c10d.")
+@click.option("--rdzv-endpoint", default="", show_default=False, metavar="HOST:PORT", help="Where nodes meet.")
+@click.option("--rdzv-id", default="", show_default=False, metavar="ID", help="The job's name; the same on every node.")
+@click.option(
+    "--rdzv-conf", default="", show_default=False, metavar="KEY=VALUE,...", help="More settings for the backend."
+)
+@click.option("--local-addr", default="", show_default=False, metavar="HOST", help="How other nodes reach this one.")
 @click.option("--max-restarts", type=click.IntRange(0), default=0, help="How often to start again after a failure.")
 @click.option("--start-method", type=click.Choice(["fork", "spawn", "forkserver"]), default="fork", help="For ranks.")
 @click.option("--shutdown-timeout", type=click.FloatRange(0), default=10.0, help="Seconds from a signal to SIGKILL.")
-@click.option("--log-dir", "--logdir", "log_dir", default="", metavar="FOLDER", help="Keep each rank's output there.")
+@click.option(
+    "--log-dir",
+    "--logdir",
+    "log_dir",
+    default="",
+    show_default=False,
+    metavar="FOLDER",
+    help="Keep each rank's output there.",
+)
 @click.option("--compat/--no-compat", default=True, help="Old scripts: apex, names that are gone, --local_rank.")
 @click.option("--trust-checkpoints", is_flag=True, help="torch.load may run code that files name, as until torch 2.5.")
 @_without_effect
