@@ -105,7 +105,7 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
         last = front.run(made, functools.partial(run_as_main, job))
         sys.stderr.write(last.text)
         rehearse.print_report(made, failed=last.code != 0)
-    sys.exit(last.code)
+    front.leave(last.code)
 
 
 def _connect(made: "LaunchPlan") -> "LaunchPlan":

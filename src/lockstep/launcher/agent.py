@@ -107,6 +107,8 @@ class Watched(RendezvousHandler):
         self._inner = inner
         self._before_start = before_start
         self._while_running = while_running
+        self.by_another = False
+        """Whether a start comes because of another node, while this one's ranks are well."""
 
     def get_backend(self) -> str:
         """The inner one's."""
@@ -120,6 +122,7 @@ class Watched(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Tell, then meet."""
         self._before_start()
+        self.by_another = False
         return self._inner.next_rendezvous()
 
     def is_closed(self) -> bool:
@@ -133,7 +136,9 @@ class Watched(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Tell, then ask."""
         self._while_running()
-        return self._inner.num_nodes_waiting()
+        waiting = self._inner.num_nodes_waiting()
+        self.by_another = waiting > 0
+        return waiting
 
     def get_run_id(self) -> str:
         """The inner one's."""
@@ -191,7 +196,7 @@ def describe_node(plan: LaunchPlan, link: Link) -> Card:
 def run(
     plan: LaunchPlan,
     start: Start,
-    before_start: Callable[[dict[int, int]], None],
+    before_start: Callable[[dict[int, int], bool], None],
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[int, int]:
     """Start the ranks and stay until all have ended.
@@ -199,8 +204,8 @@ def run(
     Args:
         plan: How many, how they meet, how often they start again.
         start: What each rank is given.
-        before_start: Called before each start with how the ranks before have failed, as in what this returns; may raise
-            RendezvousGracefulExitError, which ends it all.
+        before_start: Called before each start with how the ranks before have failed, as in what this returns, and
+            whether it comes because of another node; may raise RendezvousGracefulExitError, which ends it all.
         stopped: Whether a signal ends this node.
 
     Returns:
@@ -215,7 +220,7 @@ def run(
         orphans.reap(spare=pids)
 
     def before() -> None:
-        before_start(_failures(agent))
+        before_start(_failures(agent), handler.by_another)
         pids.clear()
         gc.collect()
         gc.freeze()  # what was imported is not looked at again by the ranks' garbage collection, and stays shared
@@ -232,13 +237,14 @@ def run(
         monitor_interval=_LOOK_EVERY,
     )
     agent = LocalElasticAgent(spec, NoLogs(), start_method=plan.start)
-    failed = True
+    ended, failed = False, True
     try:
         result = agent.run()
-        failed = result is None or result.is_failed()
+        failed = result is not None and result.is_failed()
+        ended = result is not None and not failed
     finally:
-        if failed and isinstance(meeting, Nodes):
-            meeting.give_up()
+        if not ended and isinstance(meeting, Nodes):
+            meeting.give_up(failed)
         # Other nodes of an elastic run go on without one that was told to end; shutting down would end it for all.
         if not (stopped() and plan.meeting.least_nodes < plan.meeting.most_nodes):
             handler.shutdown()

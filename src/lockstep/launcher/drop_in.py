@@ -107,7 +107,7 @@ def main(script: str, arguments: tuple[str, ...], **options: Any) -> None:
         raise click.UsageError(str(error)) from None
     last = front.run(made, functools.partial(run_as_main, job))
     sys.stderr.write(last.text)
-    sys.exit(last.code)
+    front.leave(last.code)
 
 
 def _wish(options: dict[str, Any]) -> plan.Wish:

@@ -1,9 +1,12 @@
 """The nodes of a fixed number meet at node 0's store: who is there, whether they fit, whether they reach each other.
 
 Torch's own static rendezvous waits ten minutes for a node without a word, and has no second meeting: a node that was
-replaced would join ranks that have started before. Here every start is a round with a number of its own.
+replaced would join ranks that have started before. Here every start is a round with a number of its own, and a store
+of its own for the ranks: torch's `init_process_group` would find what ranks of the start before have written, such as
+addresses where nobody listens any more.
 """
 
+import math
 import os
 import socket
 import sys
@@ -28,6 +31,8 @@ from lockstep.launcher.plan import Meeting
 _LOOK_EVERY = 0.05  # seconds between looks at the store
 _SAY_EVERY = 30.0
 _LINGER = 3.0  # seconds that node 0, whose store it is, stays for others to read what is wrong
+_LEFT = 5.0  # seconds for ranks to notice by themselves that those of another node are gone
+_FAILED = "failed"
 _TRIAL = 5.0  # seconds to reach a neighbour
 
 T = TypeVar("T")
@@ -47,7 +52,8 @@ class Nodes(RendezvousHandler):
         self._node, self._size = int(meeting.settings["rank"]), meeting.most_nodes
         self._round = -1
         self._store: Store | None = None
-        self._looked = 0.0
+        self._for_ranks: object = None  # kept by node 0, because the store ends with its last reference
+        self._looked, self._left_since = 0.0, math.inf
 
     def get_backend(self) -> str:
         """Its name."""
@@ -55,7 +61,7 @@ class Nodes(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Ranks, rank 0 too, join the store of node 0's agent."""
+        """Ranks, rank 0 too, join a store of node 0's agent."""
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -74,12 +80,12 @@ class Nodes(RendezvousHandler):
                 came = self._roll_call(until)
                 self._refuse(cards.disagreement(came))
                 self._refuse(self._try_neighbour(came, until))
+                where = RendezvousStoreInfo(came[0].address, int(self._get(f"{self._round}/ranks")))
         except dist.DistError:
             raise UsageError(f"node 0 ({self._link.host}) has ended; look for its own message.") from None
         os.environ[ROUND] = str(self._round)
         prefix = f"{self._meeting.run_id}/{self._round}"
         store = dist.PrefixStore(prefix, self._store)  # type: ignore[attr-defined]
-        where = RendezvousStoreInfo(self._link.address, self._link.port)
         return RendezvousInfo(store, self._node, self._size, where)
 
     def is_closed(self) -> bool:
@@ -90,14 +96,20 @@ class Nodes(RendezvousHandler):
         """The store closes with node 0."""
 
     def num_nodes_waiting(self) -> int:
-        """Whether a node wants to start again that has been started in another's place.
+        """Whether a node wants to start again, or has ended for good, which ranks that wait for it may not notice.
 
         Only node 0 looks: the store is its own, so that a broken network cannot keep it from watching its ranks.
         """
-        if self._node or self._store is None or not self._card.restarts or time.monotonic() < self._looked + 1.0:
+        now = time.monotonic()
+        if self._node or self._store is None or now < self._looked + 1.0:
             return 0
-        self._looked = time.monotonic()
-        return int(self._store.check(["want"]) and int(self._store.get("want")) > self._round)
+        self._looked = now
+        if self._left_since == math.inf and self._who_left(_FAILED) is not None:
+            self._left_since = now  # ranks mostly notice by themselves, and say more
+        if now > self._left_since + _LEFT:
+            return 1
+        wanted = self._card.restarts and self._store.check(["want"])
+        return int(wanted and int(self._store.get("want")) > self._round)
 
     def get_run_id(self) -> str:
         """What the ranks find in TORCHELASTIC_RUN_ID."""
@@ -107,11 +119,11 @@ class Nodes(RendezvousHandler):
         """Nothing to close: the store goes with node 0's process."""
         return True
 
-    def give_up(self) -> None:
-        """Tell the others that this node's ranks have failed and do not start again."""
+    def give_up(self, failed: bool) -> None:
+        """Tell the others that this node's ranks do not start again: they have failed, or were told to end."""
         if self._store is not None and self._node:
-            store = self._store
-            _within(_LINGER, lambda: store.set(f"left/{self._node}", self._card.host), None)
+            store, how = self._store, _FAILED if failed else "were told to end"
+            _within(_LINGER, lambda: store.set(f"left/{self._node}", how), None)
 
     @property
     def _patience(self) -> float:
@@ -138,11 +150,23 @@ class Nodes(RendezvousHandler):
         except dist.DistError:
             raise UsageError(network.no_way(link, "something else than node 0 answers there", seconds)) from None
 
+    def _open_for_ranks(self) -> int:
+        """Keep a new store for the ranks, where the neighbour reaches this node; give its port."""
+        self._for_ranks = None
+        listener = _listener(self._link)
+        host, port = listener.getsockname()[:2]
+        self._for_ranks = dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return int(port)
+
     def _enter(self, card: Card, until: float) -> None:
         """Take this node's seat in the next round, which node 0 opens."""
         if self._node == 0:
             self._round += 1
             self._set("card", card.write())
+            port = self._open_for_ranks()
+            self._ask(lambda store: store.set(f"{self._round}/ranks", str(port)), until)
             self._ask(lambda store: store.set("round", str(self._round)), until)
             return
         other: list[str] = []
@@ -231,9 +255,13 @@ class Nodes(RendezvousHandler):
             time.sleep(_LOOK_EVERY)
 
     def _raise_left(self) -> None:
-        for node in range(1, self._size):
-            if node != self._node and self._has(f"left/{node}"):
-                raise UsageError(f"node {node} has ended: its ranks failed, and it does not start them again.")
+        if (node := self._who_left()) is not None:
+            how = self._get(f"left/{node}")
+            raise UsageError(f"node {node} has ended: its ranks {how}, and it does not start them again.")
+
+    def _who_left(self, how: str = "") -> int | None:
+        others = [node for node in range(1, self._size) if node != self._node and self._has(f"left/{node}")]
+        return next((node for node in others if how in ("", self._get(f"left/{node}"))), None)
 
     def _ask(self, question: Callable[[Store], T], until: float) -> T:
         """Ask the store. Over a network that is down an answer may never come, and torch does not stop waiting."""

@@ -128,13 +128,18 @@ class Watch:
         """Begin, in a thread that ends with the process."""
         threading.Thread(target=self._watch, name="lockstep-watch", daemon=True).start()
 
-    def before_start(self, seen: dict[int, int]) -> None:
-        """Called by the agent before it starts ranks: an attempt before is over; ``seen`` as in `ends`."""
+    def before_start(self, seen: dict[int, int], by_another: bool) -> None:
+        """Called by the agent before it starts ranks: an attempt before is over.
+
+        Args:
+            seen: As in `ends`.
+            by_another: Another node starts again; the ranks here were well, and were ended for that.
+        """
         orphans.kill_descendants(os.getpid(), spare=orphans.tracker())
         if self.stopped_by:
             raise RendezvousGracefulExitError
         if self.starts:
-            first = failure.find_first(self.ends(seen))
+            first = None if by_another else failure.find_first(self.ends(seen))
             if failure.saved(first):
                 raise RendezvousGracefulExitError
             line = failure.restart_line(first, self.starts, self._plan.max_restarts)
