@@ -173,6 +173,7 @@ def test_a_signal_that_ends_the_ranks_gives_128_and_its_number(tmp_path):
         process.terminate()
 
         assert process.wait(60) == 143
+        assert process.stderr.read().splitlines()[-1] == "lockstep: told to end by SIGTERM, and so were its ranks"
 
 
 def test_a_rank_that_ignores_sigterm_holds_the_launcher_no_longer_than_grace(tmp_path):
@@ -183,7 +184,8 @@ def test_a_rank_that_ignores_sigterm_holds_the_launcher_no_longer_than_grace(tmp
         process.terminate()
 
         assert process.wait(60) == 137
-        assert "SIGKILL" in process.stderr.read()
+        said = process.stderr.read().splitlines()[-1]
+        assert said == "lockstep: told to end by SIGTERM, and so were its ranks; SIGKILL at last for 0, 1"
 
 
 def test_a_second_ctrl_c_ends_ranks_that_do_not_listen_to_the_first(tmp_path):

@@ -125,16 +125,28 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def report(ends: Sequence[End], size: int) -> str:
+def report(ends: Sequence[End], size: int, stopped_by: int = 0) -> str:
     """Everything said at the end: who else failed, by time, and at last the first failing rank and its traceback.
+
+    Args:
+        ends: Of this node's ranks.
+        size: How many ranks there are on all nodes.
+        stopped_by: The signal that told the launcher to end; 0 if none did.
 
     Example:
         >>> print(report([End(1, 1, "ant", 0.5, code=3)], size=2), end="")
         lockstep: rank 1 of 2 (local rank 1 on ant) failed first: exit code 3
+        >>> print(report([End(0, 0, "ant", 0.5, code=None, signal=15, told=True)], 1, stopped_by=15), end="")
+        lockstep: told to end by SIGTERM, and so were its ranks
     """
     first = find_first(ends)
     if first is None or saved(first):  # rank 0 has said so
         return ""
+    if stopped_by and first.told and not first.error:  # nothing failed
+        killed = sorted(end.rank for end in ends if end.signal == signal.SIGKILL)
+        return f"lockstep: told to end by {signal_name(stopped_by)}, and so were its ranks" + (
+            f"; SIGKILL at last for {', '.join(map(str, killed))}\n" if killed else "\n"
+        )
     others = sorted((end for end in ends if end.failed and end is not first), key=lambda end: end.when)
     lines = [
         f"lockstep: {end.when - first.when:+.2f} s: rank {end.rank} {_lot(end)} ({cause(end)})\n" for end in others

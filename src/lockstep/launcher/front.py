@@ -217,7 +217,7 @@ def _be_the_agent(
             code = 128 + watch.stopped_by
         for end in found:
             say(log=[end.local_rank, end.text])
-        say(code=code, rank=first.rank if first else -1, text=failure.report(found, watch.size()))
+        say(code=code, rank=first.rank if first else -1, text=failure.report(found, watch.size(), watch.stopped_by))
     except UsageError as error:
         say(code=2, rank=-1, text=f"lockstep: {error}\n")
         code = 2
