@@ -35,8 +35,9 @@ def test_the_report_says_all_that_was_found():
     assert lines(put_together(TWO)) == [
         "rehearsal: 2 ranks, 3 optimizer steps on each",
         "  peak memory     1.0 MiB (rank 0), 2.0 MiB (rank 1)",
-        "  collectives     2 all_reduce of 4.0 KiB",
-        "  collectives     1 barrier",
+        "  collectives     in the last step, by each rank:",
+        "    2 all_reduce of 4.0 KiB",
+        "    1 barrier",
         "  parameters without gradients:",
         "    head.bias",
         "    tail.bias (rank 1)",
@@ -122,7 +123,7 @@ def test_a_run_of_three_steps_ends_well_on_every_rank_and_reports(tmp_path):
     report = done.stdout[done.stdout.index("rehearsal:") :].splitlines()
     assert report[0] == "rehearsal: 3 ranks, 3 optimizer steps on each"
     # 4 * 8 + 8 + 8 + 8 + 8 + 1 + 2 * 2 parameters in one bucket; buffers of batch norm from rank 0; who used which.
-    assert "  collectives     1 all_reduce of 276 B" in report
+    assert "    1 all_reduce of 276 B" in report
     assert report[report.index("  parameters without gradients:") + 1] == "    spare.weight"
     assert "    body.1" in report
     assert "    DistributedSampler of 20 samples a rank: begun once, set_epoch never called" in report
@@ -153,7 +154,7 @@ def test_ranks_that_the_script_spawns_end_after_their_steps_and_the_script_with_
 
     assert done.returncode == 0, done.stderr
     assert "rehearsal: 2 ranks, 2 optimizer steps on each" in done.stdout
-    assert "  collectives     1 all_reduce of 12 B" in done.stdout
+    assert "    1 all_reduce of 12 B" in done.stdout
 
 
 PLAIN = """

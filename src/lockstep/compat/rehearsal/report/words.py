@@ -16,7 +16,8 @@ def lines(report: Report) -> list[str]:
     steps = f"{most} optimizer step{'s' * (most != 1)}" if least == most else f"{least} to {most} optimizer steps"
     out = [f"rehearsal: {report.ranks} rank{'s' * (report.ranks != 1)}, {steps} on each"]
     out += [f"  peak memory     {_memory(report.peaks)}"]
-    out += [f"  collectives     {row}" for row in _collectives(report)]
+    first, *rows = _collectives(report)
+    out += [f"  collectives     {first}", *(f"    {row}" for row in rows)]
     findings = dict(_findings(report))
     for title, rows in findings.items():
         if rows:
@@ -58,7 +59,10 @@ def _collectives(report: Report) -> list[str]:
         return ['not counted: gloo\'s cannot be; start the group with "nccl"']
     if not report.collectives:
         return ["none in the last step"]
-    return [f"{count} {kind}" + (f" of {show_bytes(size)}" if size else "") for kind, size, count in report.collectives]
+    return [
+        "in the last step, by each rank:",
+        *(f"{count} {kind}" + (f" of {show_bytes(size)}" if size else "") for kind, size, count in report.collectives),
+    ]
 
 
 def _ranks(ranks: Sequence[int]) -> str:
