@@ -58,6 +58,7 @@ def traces(size, make_model, make_loss, sync_batchnorm=True):
     return run_ranks(on_a_rank, size, make_model, make_loss, sync_batchnorm, backend=backend)
 
 
+@pytest.mark.timeout(300)  # nine processes, each imports torch
 def test_the_whole_of_it_passes_for_a_network_with_batch_norm_and_fails_for_an_averaged_loss():
     """A lambda and a closure, as in users' tests; 13 samples, so every division is uneven."""
     assert_same_step(lambda: nn.Sequential(*network()), cross_entropy, BATCH, ranks=(1, 3))
