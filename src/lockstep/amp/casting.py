@@ -26,12 +26,14 @@ class Casts:
         devices: The types of device whose tensors are cast; none: casting is off.
         suspended: How many backwards are running in which autocast is off, since torch's own backward formulas must
             run in the types of the forward, but functions that a user's backward calls are cast all the same.
+        evaluated: Whether the last forward of a model of amp's was one without gradients, or in eval mode.
     """
 
     def __init__(self) -> None:
         self.half = torch.float16
         self.devices: tuple[str, ...] = ()
         self.suspended = 0
+        self.evaluated = False
         self._entered = threading.local()
 
     def on(self) -> bool:
@@ -39,7 +41,8 @@ class Casts:
         for device in self.devices:
             if torch.is_autocast_enabled(device):
                 return True
-        return self.suspended > 0
+        # Only what runs inside a backward, and not what another thread does meanwhile. Private; in torch 2.9 to 2.13.
+        return self.suspended > 0 and torch._C._current_graph_task_id() != -1
 
     def by_autocast(self) -> bool:
         """Whether autocast does its part now."""
@@ -61,7 +64,7 @@ class Casts:
         for device in self.devices:
             torch.set_autocast_enabled(device, False)
         self.clear_cache()
-        self.devices, self.suspended = (), 0
+        self.devices, self.suspended, self.evaluated = (), 0, False
         uninstall()
 
     def enter_thread(self) -> None:
@@ -69,6 +72,20 @@ class Casts:
         if self.devices and not getattr(self._entered, "done", False):
             self._entered.done = True
             self.switch(True)
+
+    def begin_forward(self, *, evaluating: bool) -> None:
+        """Cast in this thread, with copies of the weights as they are now if they may have changed.
+
+        A script may write into weights around an evaluation (averages of them, for instance), and nobody is told. So an
+        evaluation begins with fresh copies, and so does the first forward after it. In training the copies last until
+        the backward is through, like those of a ``with torch.autocast`` block, whatever number of forwards there are.
+        """
+        self.enter_thread()
+        if torch.compiler.is_compiling():  # the graph casts weights by itself
+            return
+        if evaluating or self.evaluated:
+            self.clear_cache()
+        self.evaluated = evaluating
 
     def leave_process(self) -> None:
         """In a child that was forked, a worker of a data loader for instance: autocast is off until it runs a model."""
@@ -100,7 +117,7 @@ class Casts:
 
     @contextmanager
     def in_backward(self) -> Iterator[None]:
-        """No autocast inside, but the listed functions cast."""
+        """No autocast inside, but the listed functions cast; half copies of weights have served afterwards."""
         if not self.by_autocast():
             yield
             return
@@ -110,6 +127,7 @@ class Casts:
                 yield
             finally:
                 self.suspended -= 1
+                self.clear_cache()
 
     @contextmanager
     def _autocast_off(self) -> Iterator[None]:
@@ -160,9 +178,10 @@ def disable_casts() -> Iterator[None]:
         yield
 
 
-def enter_thread(*_: Any) -> None:
-    """A forward pre-hook of O1's models: threads started by hand cast too."""
-    CASTS.enter_thread()
+def begin_forward(model: Any, *_: Any) -> None:
+    """A forward pre-hook of O1's models: threads started by hand cast too, and no copy of a weight is stale."""
+    training = model.training and torch.is_grad_enabled() and not torch.jit.is_tracing()  # type: ignore[no-untyped-call]
+    CASTS.begin_forward(evaluating=not training)
 
 
 def forget_copies(*_: Any) -> None:

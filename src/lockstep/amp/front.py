@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.amp import models as of_models
-from lockstep.amp.casting import CASTS, enter_thread, forget_copies
+from lockstep.amp.casting import CASTS, begin_forward, forget_copies
 from lockstep.amp.check import as_list, device_types, is_optimizer, refuse_half_models, refuse_optimizers
 from lockstep.amp.handle import AmpHandle
 from lockstep.amp.levels import LEVELS, OPTIONS, Properties, defaults_of, half_for, override
@@ -171,7 +171,7 @@ def _prepare_model(model: nn.Module, inner: nn.Module, properties: Properties, o
     elif outputs is not None:
         of_models.hook_forward(inner, None, outputs)
     if properties.patch_torch_functions:
-        of_models.hook_casts(inner, enter_thread, forget_copies)
+        of_models.hook_casts(inner, begin_forward, forget_copies)
 
 
 @contextmanager
@@ -226,14 +226,14 @@ def scale_loss(
     scaler = _amp_state.loss_scalers[loss_id]
     scale = scaler.loss_scale()
     if scale == 1.0 and not scaler.dynamic and not any(stash.has_masters for stash in stashes):
-        with _backward():
+        with _fresh_copies_afterwards():
             yield loss.float()
         return
     for stash in stashes:
         if not stash.params_have_scaled_gradients:
             stash.prepare(scale)
     try:
-        with _backward():
+        with _fresh_copies_afterwards():
             yield loss.float() * scale
     except BaseException:
         for stash in stashes:
@@ -254,10 +254,9 @@ def _after(stashes: list[AmpOptimizerState], scaler: LossScaler, scale: float, d
 
 
 @contextmanager
-def _backward() -> Iterator[None]:
+def _fresh_copies_afterwards() -> Iterator[None]:
     try:
-        with CASTS.in_backward():
-            yield
+        yield
     finally:
         CASTS.clear_cache()
 

@@ -158,8 +158,7 @@ class NoOpHandle:
 def scaled(loss: Tensor, optimizer: Any, scaler: LossScaler) -> Iterator[Tensor]:
     """Yield the scaled loss; unscale and decide afterwards, as all ranks found."""
     try:
-        with CASTS.in_backward():
-            yield loss.float() * scaler.loss_scale()
+        yield loss.float() * scaler.loss_scale()
     finally:
         CASTS.clear_cache()
     scaler.clear_overflow_state()

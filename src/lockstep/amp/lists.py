@@ -96,6 +96,12 @@ NATIVE_PROMOTION = frozenset(
     )
 )
 
+# On a CUDA device autocast promotes these too; on a CPU torch refuses half and float together.
+PROMOTED_BY_CUDA = (
+    (torch, _words("vdot tensordot scatter_add index_put")),
+    (torch.Tensor, _words("vdot scatter_add index_put")),
+)
+
 # In place, torch refuses these where others than the first argument have another type; apex cast the others to it.
 IN_PLACE = _words("addmm_ addmv_ addr_ addbmm_ baddbmm_")
 

@@ -1,7 +1,7 @@
 """What amp keeps beside an optimizer: fp32 masters of half parameters, gradients set aside, and the skipped step."""
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -253,20 +253,3 @@ def _in_float32(state: Any) -> Any:
         key: value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
         for key, value in state.items()
     }
-
-
-def list_params(params: Any) -> list[Tensor]:
-    """The parameters of a new group, as torch's optimizers take them.
-
-    Raises:
-        TypeError: They come as a set, whose order is not the same in every run.
-    """
-    if isinstance(params, Tensor):
-        return [params]
-    if isinstance(params, set):
-        raise TypeError(
-            "optimizer parameters need to be organized in ordered collections, but the ordering of tensors in sets "
-            "will change between runs. Please use a list instead."
-        )
-    found: Iterable[Tensor] = params
-    return list(found)

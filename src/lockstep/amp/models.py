@@ -89,9 +89,9 @@ def hook_states(model: nn.Module) -> None:
         module.register_load_state_dict_pre_hook(take_float32)  # type: ignore[no-untyped-call]
 
 
-def hook_casts(model: nn.Module, enter: Hook, forget: Hook) -> None:
-    """Call ``enter`` before each forward, in the thread that runs it, and ``forget`` when weights are loaded."""
-    model.register_forward_pre_hook(_ours(enter), prepend=True)
+def hook_casts(model: nn.Module, begin: Hook, forget: Hook) -> None:
+    """Call ``begin`` before each forward, in the thread that runs it, and ``forget`` when weights are loaded."""
+    model.register_forward_pre_hook(_ours(begin), prepend=True)
     for module in model.modules():
         module.register_load_state_dict_post_hook(_ours(forget))  # type: ignore[no-untyped-call]
 

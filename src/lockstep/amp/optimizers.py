@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lockstep.amp.casting import CASTS
-from lockstep.amp.masters import AmpOptimizerState, list_params
+from lockstep.amp.masters import AmpOptimizerState
 from lockstep.amp.scaler import LossScaler
 from lockstep.amp.state import _amp_state
 
@@ -29,10 +29,12 @@ def adopt(optimizer: Any, *, masters: bool) -> None:
     for name in _METHODS:
         setattr(optimizer, name, MethodType(globals()[name], optimizer))
     # The scheduler's own wrapper of step, if there is one, is among these.
-    optimizer._amp_inner = {name: getattr(optimizer, name) for name in ("step", "zero_grad", "add_param_group")}
-    optimizer._amp_before = {name: vars(optimizer)[name] for name in optimizer._amp_inner if name in vars(optimizer)}
+    inner = {name: getattr(optimizer, name, None) for name in ("step", "zero_grad", "add_param_group")}
+    optimizer._amp_inner = inner
+    optimizer._amp_before = {name: vars(optimizer)[name] for name in inner if name in vars(optimizer)}
     optimizer.step = MethodType(step, optimizer)
-    optimizer.add_param_group = MethodType(add_param_group, optimizer)
+    if inner["add_param_group"]:
+        optimizer.add_param_group = MethodType(add_param_group, optimizer)
     if masters:
         optimizer.zero_grad = MethodType(zero_grad, optimizer)
     if getattr(optimizer, "state", None):
@@ -127,9 +129,8 @@ def zero_grad(optimizer: Any, set_to_none: bool = True) -> None:
 def add_param_group(optimizer: Any, group: dict[str, Any]) -> None:
     """Add a group, with masters for its half parameters."""
     stash: AmpOptimizerState = optimizer._amp_stash
-    group["params"] = list_params(group["params"])
-    stash.take_in(group, getattr(optimizer, "state", {}))
-    optimizer._amp_inner["add_param_group"](group)
+    optimizer._amp_inner["add_param_group"](group)  # which refuses what is wrong, and makes a list of the parameters
+    stash.take_in(optimizer.param_groups[-1], getattr(optimizer, "state", {}))
 
 
 def _lazy_init_maybe_master_weights(_: Any) -> None:

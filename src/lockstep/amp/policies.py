@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +31,10 @@ class Casting(Protocol):
 
     def disabled(self) -> Any:
         """A context without casts."""
+        ...
+
+    def in_backward(self) -> Any:
+        """A context for torch's backward formulas."""
         ...
 
 
@@ -74,9 +79,17 @@ def _types(values: Any) -> set[torch.dtype]:
 
 
 def _call(function: Any, cast: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
-    if kwargs:
-        kwargs = {key: cast(value) for key, value in kwargs.items()}
-    return function(*[cast(arg) for arg in args], **kwargs)
+    if not kwargs:
+        return function(*[cast(arg) for arg in args])
+    given = kwargs.get("out")
+    kwargs = {key: cast(value) for key, value in kwargs.items()}
+    result = function(*[cast(arg) for arg in args], **kwargs)
+    if not isinstance(given, Tensor) or kwargs["out"] is given:
+        return result
+    written = kwargs["out"]  # of another type: what the user holds must have the values, and the shape, too
+    with torch.no_grad():
+        given.resize_(written.shape).copy_(written)
+    return given if result is written else result
 
 
 def half_policy(casts: Casting, function: Any) -> Any:
@@ -188,6 +201,17 @@ def listed_recurrent(casts: Casting, function: Any) -> Any:
     return cast
 
 
+def listed_backward(casts: Casting, function: Any) -> Any:
+    """Torch's engine: its formulas run in the types of the forward, whoever starts a backward and where."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with casts.in_backward():
+            return function(*args, **kwargs)
+
+    return run
+
+
 # What to put back: where, which name, what was there (`_ABSENT`: it was inherited).
 _ABSENT = object()
 _changed: list[tuple[Any, str, Any]] = []
@@ -227,6 +251,11 @@ def install(casts: Casting) -> None:
         for name in (*table.CASTS, *table.SEQUENCE_CASTS):
             if name not in lists.NATIVE_PROMOTION:
                 _replace(module, name, functools.partial(promote_policy, casts))
+    for module, names in lists.PROMOTED_BY_CUDA:
+        for name in names:
+            _replace(module, name, functools.partial(promote_policy, casts))
+    # Private, in torch 2.9 to 2.13: what backward() and grad() of torch.autograd call, under whatever name they are held.
+    _replace(torch.autograd, "_engine_run_backward", functools.partial(listed_backward, casts))
     for name in lists.RECURRENT:
         _replace(torch._VF, name, functools.partial(listed_recurrent, casts))
     for name in lists.IN_PLACE:
@@ -248,4 +277,7 @@ def _replace(module: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     if function is None:
         return
     _changed.append((module, name, vars(module).get(name, _ABSENT) if hasattr(module, "__dict__") else function))
-    setattr(module, name, wrap(function))
+    wrapped = wrap(function)
+    if isinstance(module, ModuleType):  # where pickle finds it; torch's own say another place
+        wrapped.__module__, wrapped.__qualname__ = module.__name__, name
+    setattr(module, name, wrapped)

@@ -67,8 +67,8 @@ class LossScaler:
         """Multiply gradients by ``factor`` in place and note whether one was not finite: one pass, no waiting."""
         for device in dict.fromkeys(grad.device for grad in grads):
             mine = [_values(grad) for grad in grads if grad.device == device]
-            found = torch.zeros(1, device=device)
-            inverse = torch.full((), factor, device=device)
+            found = torch.zeros(1, dtype=torch.float32, device=device)
+            inverse = torch.full((), factor, dtype=torch.float32, device=device)
             for dtype in dict.fromkeys(grad.dtype for grad in mine):
                 same = [grad for grad in mine if grad.dtype == dtype]
                 if device.type == "cpu" or dtype in _FUSED_HALVES:
@@ -165,4 +165,5 @@ class LossScaler:
 
 
 def _values(grad: Tensor) -> Tensor:
-    return grad._values() if grad.is_sparse else grad
+    values = grad._values() if grad.is_sparse else grad
+    return torch.view_as_real(values) if values.is_complex() else values
