@@ -9,6 +9,7 @@ from amp.programs import half_is, load
 from torch import nn
 
 from lockstep import amp
+from lockstep.amp import lists, policies
 
 RECORD = load("o1-dtypes")["trace"]
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -273,9 +274,24 @@ def test_bce_loss_of_a_sigmoid_of_half_runs_in_fp32(o1):
 def test_float64_is_left_alone(o1):
     x = t(2, 3).double()
 
-    assert {"exp": x.exp().dtype, "softmax": F.softmax(x, 1).dtype, "matmul": (x @ x.t()).dtype} == dict.fromkeys(
-        ("exp", "softmax", "matmul"), torch.float64
-    )
+    results = {"exp": x.exp(), "softmax": F.softmax(x, 1), "matmul": x @ x.t(), "mv": x.mv(x[0]), "dot": x[0].dot(x[1])}
+
+    assert {name: result.dtype for name, result in results.items()} == dict.fromkeys(results, torch.float64)
+
+
+def test_float64_is_left_alone_in_a_users_backward(o1):
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x @ x.t()
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return (grad + grad.t()) @ x
+
+    assert torch.autograd.gradcheck(Product.apply, t(2, 3).double().requires_grad_())
 
 
 def test_casts_hold_under_no_grad(o1):
@@ -340,3 +356,81 @@ def test_recurrent_layers_run_in_half_from_float_inputs(o1, kind, packed):
     assert {name: word(p.grad) for name, p in layer.named_parameters()} == {
         name: "float" for name, _ in layer.named_parameters()
     }
+
+
+OUT = {
+    "exp": torch.exp,
+    "sum": lambda x, **more: torch.sum(x, 1, **more),
+    "cumsum": lambda x, **more: torch.cumsum(x, 1, **more),
+    "norm": lambda x, **more: torch.norm(x, 2, 1, **more),
+    "mv": lambda x, **more: torch.mv(x, x[0], **more),
+    "dot": lambda x, **more: torch.dot(x[0], x[1], **more),
+}
+
+
+@pytest.mark.parametrize("name", OUT)
+@pytest.mark.parametrize("given", ["half", "float"])
+@pytest.mark.parametrize("written", ["half", "float"])
+@pytest.mark.parametrize("size", ["full", "empty"])
+def test_what_is_given_as_out_is_filled_and_keeps_its_type(o1, name, given, written, size):
+    half, single = o1
+    types = {"half": half.dtype, "float": torch.float32}
+    expected = OUT[name](single.double())
+    out = torch.full_like(expected if size == "full" else expected.new_empty(0), -7, dtype=types[written])
+    if name == "dot" and given != written:
+        pytest.skip("torch itself refuses an out of another type")
+    result = OUT[name](single.to(types[given]), out=out)
+
+    assert result is out
+    assert out.dtype == types[written]
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=0)
+
+
+MIXED = {
+    "torch.vdot": lambda h, f: torch.vdot(f[0], h[0]),
+    "Tensor.vdot": lambda h, f: f[0].vdot(h[0]),
+    "torch.tensordot": lambda h, f: torch.tensordot(f, h, ([1], [1])),
+    "torch.scatter_add": lambda h, f: torch.scatter_add(f, 1, torch.zeros(2, 3, dtype=torch.long), h),
+    "Tensor.scatter_add": lambda h, f: f.scatter_add(1, torch.zeros(2, 3, dtype=torch.long), h),
+    "torch.index_put": lambda h, f: torch.index_put(f, (torch.tensor([0, 1]),), h),
+    "Tensor.index_put": lambda h, f: f.index_put((torch.tensor([0, 1]),), h),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_what_promotes_on_a_cuda_device_does_so_on_a_cpu(o1, name):
+    assert word(MIXED[name](*o1)) == "float"
+
+
+def test_spectral_norm_can_be_made_and_used(o1):
+    for normed in (nn.utils.spectral_norm, nn.utils.parametrizations.spectral_norm):
+        assert word(normed(nn.Linear(3, 3))(o1[1])) == "half"
+
+
+def names_under(key):
+    names = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+    return {name for name in names if not name.startswith(("_", "cudnn_", "upsample_"))}
+
+
+def test_autocast_knows_every_function_of_the_half_list():
+    """Where it does not, on a CPU, `policies` casts by itself."""
+    half = {*lists.functional_overrides.FP16_FUNCS, *lists.torch_overrides.FP16_FUNCS}
+
+    assert half - names_under("AutocastCUDA") == set()
+    assert half - names_under("AutocastCPU") == policies._NOT_ON_CPU
+
+
+def test_what_autocast_casts_on_cuda_and_apex_did_not_is_what_it_was_when_the_lists_were_compared():
+    """A torch whose autocast casts more, or less, fails here by name: decide what O1 does then."""
+    apexs = {
+        name
+        for table in lists.ALL
+        for name in (*table.FP16_FUNCS, *table.FP32_FUNCS, *table.CASTS, *[name for name, _ in table.BANNED_FUNCS])
+    }
+
+    assert " ".join(sorted(names_under("AutocastCUDA") - apexs)) == (
+        "cdist chain_matmul convolution einsum frobenius_norm grid_sampler gru_cell huber_loss index_put "
+        "linalg_matrix_norm linalg_multi_dot linalg_vecdot linalg_vector_norm log1p logsumexp lstm_cell "
+        "native_layer_norm nll_loss2d nuclear_norm pdist rms_norm rnn_relu_cell rnn_tanh_cell "
+        "scaled_dot_product_attention scatter_add tensordot vdot"
+    )

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 
 import pytest
 import torch
@@ -271,18 +272,33 @@ def test_a_step_before_any_backward_is_no_error(level):
     assert same(before, values(model))
 
 
+schedulers = torch.optim.lr_scheduler
 SCHEDULERS = {
-    "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 1),
-    "LambdaLR": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: 0.5**n),
-    "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
-    "CosineAnnealingLR": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 5),
-    "CosineAnnealingWarmRestarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 5),
-    "CyclicLR": lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.01, 0.1, cycle_momentum=False),
-    "ExponentialLR": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
-    "MultiStepLR": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [1]),
-    "LinearLR": torch.optim.lr_scheduler.LinearLR,
-    "ReduceLROnPlateau": torch.optim.lr_scheduler.ReduceLROnPlateau,
+    "StepLR": lambda o: schedulers.StepLR(o, 1),
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda n: 0.5**n),
+    "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda n: 0.5),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.1, total_steps=10),
+    "ConstantLR": schedulers.ConstantLR,
+    "PolynomialLR": schedulers.PolynomialLR,
+    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, 5),
+    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 5),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, cycle_momentum=False),
+    "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.9),
+    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [1]),
+    "LinearLR": schedulers.LinearLR,
+    "ReduceLROnPlateau": schedulers.ReduceLROnPlateau,
+    "SequentialLR": lambda o: schedulers.SequentialLR(
+        o, [schedulers.LinearLR(o), schedulers.ExponentialLR(o, 0.9)], [1]
+    ),
+    "ChainedScheduler": lambda o: schedulers.ChainedScheduler([schedulers.LinearLR(o), schedulers.StepLR(o, 1)]),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.01),
 }
+
+
+def test_every_scheduler_of_torch_is_among_them():
+    everyone = {name for name in schedulers.__all__ if name != "LRScheduler"} | {"SWALR"}
+
+    assert everyone == set(SCHEDULERS)
 
 
 @pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
@@ -406,3 +422,145 @@ def test_backward_of_what_ran_in_fp32_stays_in_fp32():
     (x.double() @ reference).square().sum().backward()
 
     torch.testing.assert_close(weight.grad.double(), reference.grad, rtol=1e-6, atol=0)
+
+
+def fp32_gradient(backward):
+    """The relative error of a gradient through operations that ran in fp32."""
+    weight = nn.Parameter(torch.full((4, 4), 1 / 3))
+    x = torch.full((2, 4), 1 / 3)
+    with amp.disable_casts():
+        loss = (x @ weight).square().sum()
+    grad = backward(loss, weight)
+    reference = weight.detach().double().requires_grad_()
+    (x.double() @ reference).square().sum().backward()
+    return ((grad.double() - reference.grad).abs().max() / reference.grad.abs().max()).item()
+
+
+def by_backward(loss, weight):
+    loss.backward()
+    return weight.grad
+
+
+BACKWARDS = {
+    "loss.backward": by_backward,
+    "torch.autograd.grad": lambda loss, weight: torch.autograd.grad(loss, weight)[0],
+    "a name taken before": lambda loss, weight, grad=torch.autograd.grad: grad(loss, weight)[0],
+}
+
+
+@pytest.mark.parametrize("name", BACKWARDS)
+def test_pain11_a_backward_outside_the_block_runs_in_the_types_of_its_forward(name):
+    """Other models of the process, whose forward is in fp32: theirs is too."""
+    prepared("O1")
+
+    assert fp32_gradient(BACKWARDS[name]) < 1e-6
+
+
+def test_what_is_computed_in_the_block_is_cast():
+    model, optimizer = prepared("O1")
+    x = torch.ones(1, 1, 2, 4)
+    with amp.scale_loss(torch.zeros(()), optimizer) as scaled:
+        types = [model(x[0, 0]).dtype, nn.functional.scaled_dot_product_attention(x, x, x).dtype]
+        (scaled + model(x[0, 0]).float().sum()).backward()
+
+    assert types == [torch.bfloat16] * 2
+    assert model[0].weight.grad is not None
+
+
+def test_another_thread_is_not_cast_while_a_backward_runs():
+    model, optimizer = prepared("O1")
+    seen = []
+
+    def look(grad):
+        thread = threading.Thread(target=lambda: seen.append(nn.functional.linear(grad, grad).dtype))
+        thread.start()
+        thread.join()
+
+    model[2].weight.register_hook(look)
+    backward(model, optimizer)
+
+    assert seen == [torch.float32]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_script_whose_default_type_is_double_trains(level):
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = nn.Linear(4, 2, dtype=torch.float32)
+        with printed():
+            amp.initialize(
+                model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1), opt_level=level, loss_scale="dynamic"
+            )
+            with amp.scale_loss(model(torch.ones(3, 4, dtype=torch.float32)).float().sum() * math.inf, optimizer) as s:
+                s.backward()
+            optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 32768.0, "unskipped": 0}
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_complex_parameters_train_and_overflow(level):
+    weight = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j]))
+    with printed():
+        _, optimizer = amp.initialize(
+            nn.Identity(), torch.optim.SGD([weight], lr=0.25), opt_level=level, loss_scale="dynamic"
+        )
+        for factor in (1.0, math.inf):
+            optimizer.zero_grad()
+            with amp.scale_loss((weight * weight.conj()).real.sum() * factor, optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()
+
+    assert weight.tolist() == [0.5 + 1j, 1.5 - 0.5j]
+    assert amp.state_dict()["loss_scaler0"] == {"loss_scale": 32768.0, "unskipped": 0}
+
+
+class Plainest:
+    """No optimizer of torch's: it has what amp needs, and nothing else."""
+
+    def __init__(self, params, lr):
+        self.inner = torch.optim.SGD(params, lr=lr)
+        self.param_groups = self.inner.param_groups
+
+    def step(self):
+        self.inner.step()
+
+    def zero_grad(self):
+        self.inner.zero_grad()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_anything_that_steps_is_an_optimizer(level):
+    model, optimizer = prepared(level, optimizer=Plainest)
+    before = values(model)
+    optimizer.zero_grad()
+    backward(model, optimizer)
+    optimizer.step()
+
+    assert not same(before, values(model))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_groups_of_named_parameters_can_be_added(level):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model[0].named_parameters(), lr=0.1)
+    amp.initialize(model, optimizer, opt_level=level, verbosity=0)
+    optimizer.add_param_group({"params": list(model[1].named_parameters())})
+    before = values(model)
+    backward(model, optimizer)
+    optimizer.step()
+
+    assert not any(torch.equal(a, b) for a, b in zip(before, values(model), strict=True))
+    assert level != "O2" or {p.dtype for p in amp.master_params(optimizer)} == {torch.float32}
+
+
+def test_a_group_that_is_refused_leaves_the_optimizer_as_it_was():
+    model, optimizer = prepared("O2")
+    with pytest.raises(TypeError, match="optimizer can only optimize Tensors"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1).bfloat16()), "no tensor"]})
+
+    assert len(optimizer.param_groups) == len(optimizer._amp_stash.fp16_groups) == 1
+    backward(model, optimizer)
+    optimizer.step()

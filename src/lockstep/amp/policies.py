@@ -48,6 +48,13 @@ def to_half(value: Any, half: torch.dtype) -> Any:
     return _inside(value, lambda item: to_half(item, half))
 
 
+def as_autocast(value: Any, half: torch.dtype) -> Any:
+    """The same, but float64 stays, as it does under autocast."""
+    if isinstance(value, Tensor):
+        return value if value.dtype == torch.float64 else to_half(value, half)
+    return _inside(value, lambda item: as_autocast(item, half))
+
+
 def to_float(value: Any) -> Any:
     """Half tensors as float32; so are those in lists and tuples of floating tensors."""
     if isinstance(value, Tensor):
@@ -126,13 +133,16 @@ def promote_policy(casts: Casting, function: Any) -> Any:
 
     @functools.wraps(function)
     def promoted(*args: Any, **kwargs: Any) -> Any:
-        if casts.on():
-            types = _types((*args, *kwargs.values()))
-            if torch.float32 in types and not types.isdisjoint(_HALVES) and len(types) == 2:
-                return _call(function, to_float, args, kwargs)
+        if casts.on() and _mixed(args, kwargs):
+            return _call(function, to_float, args, kwargs)
         return function(*args, **kwargs)
 
     return promoted
+
+
+def _mixed(args: Any, kwargs: Any) -> bool:
+    types = _types((*args, *kwargs.values()))
+    return torch.float32 in types and not types.isdisjoint(_HALVES) and len(types) == 2
 
 
 POLICIES: dict[str, Wrap] = {"half": half_policy, "float": float_policy, "promote": promote_policy}
@@ -145,7 +155,7 @@ def listed_half(casts: Casting, function: Any) -> Any:
     def cast(*args: Any, **kwargs: Any) -> Any:
         if not casts.on() or casts.by_autocast():
             return function(*args, **kwargs)
-        return _call(function, lambda value: to_half(value, casts.half), args, kwargs)
+        return _call(function, lambda value: as_autocast(value, casts.half), args, kwargs)
 
     return cast
 
@@ -157,7 +167,7 @@ def listed_half_always(casts: Casting, function: Any) -> Any:
     def cast(*args: Any, **kwargs: Any) -> Any:
         if not casts.on():
             return function(*args, **kwargs)
-        return _call(function, lambda value: to_half(value, casts.half), args, kwargs)
+        return _call(function, lambda value: as_autocast(value, casts.half), args, kwargs)
 
     return cast
 
@@ -193,12 +203,25 @@ def listed_recurrent(casts: Casting, function: Any) -> Any:
     def cast(x: Any, second: Any, *args: Any, **kwargs: Any) -> Any:
         if not casts.on():
             return function(x, second, *args, **kwargs)
-        x = to_half(x, casts.half)
+        x = as_autocast(x, casts.half)
         if args and isinstance(second, Tensor) and not second.is_floating_point():  # lengths: a packed sequence
-            return function(x, second, to_half(args[0], casts.half), *args[1:], **kwargs)
-        return function(x, to_half(second, casts.half), *args, **kwargs)
+            return function(x, second, as_autocast(args[0], casts.half), *args[1:], **kwargs)
+        return function(x, as_autocast(second, casts.half), *args, **kwargs)
 
     return cast
+
+
+def listed_promotion(casts: Casting, function: Any) -> Any:
+    """A function that autocast promotes on a CUDA device: it runs in the widest type, and nothing is cast inside."""
+
+    @functools.wraps(function)
+    def promoted(*args: Any, **kwargs: Any) -> Any:
+        if not casts.on():
+            return function(*args, **kwargs)
+        with casts.disabled():
+            return _call(function, to_float, args, kwargs) if _mixed(args, kwargs) else function(*args, **kwargs)
+
+    return promoted
 
 
 def listed_backward(casts: Casting, function: Any) -> Any:
@@ -241,25 +264,29 @@ def install(casts: Casting) -> None:
         _replace(module, name, functools.partial(POLICIES[policy], casts))
         users.add((id(module), name))
     for table in lists.ALL:
-        module = table.MODULE
-        for name in table.FP16_FUNCS:
-            missing = name in _NOT_ON_CPU and "cpu" in casts.devices
-            wrap = listed_half_always if missing or (id(module), name) in users else listed_half
-            _replace(module, name, functools.partial(wrap, casts))
-        for name in (*table.FP32_FUNCS, *(name for name, _ in table.BANNED_FUNCS)):
-            _replace(module, name, functools.partial(listed_float, casts))
-        for name in (*table.CASTS, *table.SEQUENCE_CASTS):
-            if name not in lists.NATIVE_PROMOTION:
-                _replace(module, name, functools.partial(promote_policy, casts))
+        _install_table(casts, table, users)
     for module, names in lists.PROMOTED_BY_CUDA:
         for name in names:
-            _replace(module, name, functools.partial(promote_policy, casts))
-    # Private, in torch 2.9 to 2.13: what backward() and grad() of torch.autograd call, under whatever name they are held.
-    _replace(torch.autograd, "_engine_run_backward", functools.partial(listed_backward, casts))
+            _replace(module, name, functools.partial(listed_promotion, casts))
     for name in lists.RECURRENT:
         _replace(torch._VF, name, functools.partial(listed_recurrent, casts))
     for name in lists.IN_PLACE:
         _replace(torch.Tensor, name, functools.partial(listed_in_place, casts))
+    # What backward() and grad() of torch.autograd call, wherever they were taken from. Private; in torch 2.9 to 2.13.
+    _replace(torch.autograd, "_engine_run_backward", functools.partial(listed_backward, casts))
+
+
+def _install_table(casts: Casting, table: lists.Overrides, users: set[tuple[int, str]]) -> None:
+    module = table.MODULE
+    for name in table.FP16_FUNCS:
+        missing = name in _NOT_ON_CPU and "cpu" in casts.devices
+        wrap = listed_half_always if missing or (id(module), name) in users else listed_half
+        _replace(module, name, functools.partial(wrap, casts))
+    for name in (*table.FP32_FUNCS, *(name for name, _ in table.BANNED_FUNCS)):
+        _replace(module, name, functools.partial(listed_float, casts))
+    for name in (*table.CASTS, *table.SEQUENCE_CASTS):
+        if name not in lists.NATIVE_PROMOTION:
+            _replace(module, name, functools.partial(promote_policy, casts))
 
 
 def uninstall() -> None:
