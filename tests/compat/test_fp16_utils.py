@@ -358,6 +358,28 @@ def test_older_checkpoints_with_fp16_utils_own_scaler_load():
     assert optimizer.loss_scaler.dynamic
 
 
+SCALERS = {
+    "amp's": lambda state: state["loss_scaler"],
+    "fp16_utils' dynamic": lambda _: fp16.DynamicLossScaler(init_scale=64.0),
+    "fp16_utils' static": lambda _: fp16.LossScaler(8.0),
+}
+
+
+@pytest.mark.parametrize("name", SCALERS)
+def test_pain30_a_checkpoint_is_read_with_torchs_own_default(name):
+    """Which makes no objects from a file but those that it was told of."""
+    optimizer = AGES["fp16_utils"](torch.optim.SGD(half_model().parameters(), lr=0.1))
+    state = optimizer.state_dict()
+    state["loss_scaler"] = SCALERS[name](state)
+    torch.save({"optimizer": state}, file := io.BytesIO())
+    file.seek(0)
+    loaded = torch.load(file)["optimizer"]
+    optimizer.load_state_dict(loaded)
+
+    assert type(state["loss_scaler"]) is type(loaded["loss_scaler"])
+    assert {"amp's": 65536.0, "fp16_utils' dynamic": 64.0, "fp16_utils' static": 8.0}[name] == optimizer.loss_scale
+
+
 def test_a_checkpoint_with_one_flat_master_a_group_loads():
     """As it was before August 2019; everything is the concatenation of what the lists hold."""
     model = half_model()

@@ -44,6 +44,9 @@ from apex.contrib.xentropy import SoftmaxCrossEntropyLoss
 from apex.contrib.layer_norm import FastLayerNorm
 from apex.mlp import MLP
 from apex.fused_dense import FusedDense, FusedDenseGeluDense
+from apex.RNN import LSTM, GRU, ReLU, Tanh, mLSTM
+from apex.RNN.RNNBackend import RNNCell, stackedRNN, bidirectionalRNN
+import apex; apex.RNN.models.LSTM, apex.RNN.cells.mLSTMCell
 import amp_C; amp_C.multi_tensor_l2norm
 import apex_C; apex_C.flatten, apex_C.unflatten
 import apex; apex.check_cudnn_version_and_warn, apex.DeprecatedFeatureWarning, apex.deprecated_warning
@@ -109,6 +112,7 @@ def test_amp_state_is_the_object_and_its_module_stays_a_module():
         "apex.optimizers.fused_adam.FusedAdam",
         "apex.normalization.fused_layer_norm.FusedLayerNorm",
         "apex.parallel.distributed.DistributedDataParallel",
+        "apex.RNN.RNNBackend.stackedRNN",
     ],
 )
 def test_what_is_pickled_carries_apexs_own_path(path):
@@ -124,7 +128,6 @@ def test_what_is_pickled_carries_apexs_own_path(path):
     [
         ("apex.transformer", "Megatron-Core"),
         ("apex.transformer.tensor_parallel", "Megatron-Core"),
-        ("apex.RNN", "torch.nn.LSTM"),
         ("apex.reparameterization", "weight_norm"),
         ("apex.pyprof", "torch.profiler"),
         ("apex.contrib.multihead_attn", "scaled_dot_product_attention"),

@@ -180,7 +180,7 @@ def disable_casts() -> Iterator[None]:
 
 def begin_forward(model: Any, *_: Any) -> None:
     """A forward pre-hook of O1's models: threads started by hand cast too, and no copy of a weight is stale."""
-    training = model.training and torch.is_grad_enabled() and not torch.jit.is_tracing()  # type: ignore[attr-defined]
+    training = model.training and torch.is_grad_enabled() and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
     CASTS.begin_forward(evaluating=not training)
 
 

@@ -3,7 +3,6 @@
 _TORCHS = "torch.nn.functional.scaled_dot_product_attention"
 
 REPLACEMENTS = {
-    "apex.RNN": "torch.nn.LSTM, torch.nn.GRU or torch.nn.RNN",
     "apex.transformer": "Megatron-Core (pip install megatron-core), where its parts went",
     "apex.pyprof": "torch.profiler, or nsys with torch.cuda.nvtx",
     "apex.reparameterization": "torch.nn.utils.parametrizations.weight_norm",

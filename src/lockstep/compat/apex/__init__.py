@@ -12,7 +12,7 @@ from typing import Any
 # The parts that NVIDIA's own `import apex` has loaded; scripts write `apex.amp.initialize` after it.
 __all__ = ["amp", "fp16_utils", "multi_tensor_apply", "normalization", "optimizers", "parallel"]
 
-_LATER = (*__all__, "contrib", "fused_dense", "mlp")
+_LATER = (*__all__, "RNN", "contrib", "fused_dense", "mlp")
 
 
 def __getattr__(name: str) -> Any:

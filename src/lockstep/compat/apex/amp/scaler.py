@@ -42,3 +42,7 @@ def restored(saved: Any) -> LossScaler:
     scaler._loss_scale = float(saved.cur_scale)
     scaler._unskipped = (saved.cur_iter - saved.last_overflow_iter - 1) % saved.scale_window
     return scaler
+
+
+# Optimizer checkpoints hold one. They have numbers in them and nothing else, so torch.load may make them.
+torch.serialization.add_safe_globals([LossScaler])

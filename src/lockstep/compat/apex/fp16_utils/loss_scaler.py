@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lockstep.compat.formulas import any_not_finite
@@ -89,3 +90,7 @@ class DynamicLossScaler:
     def backward(self, loss: Tensor, retain_graph: bool = False) -> None:
         """Backward of the scaled loss."""
         (loss * self.loss_scale).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+
+
+# Optimizer checkpoints hold one. They have numbers in them and nothing else, so torch.load may make them.
+torch.serialization.add_safe_globals([LossScaler, DynamicLossScaler])
