@@ -293,3 +293,40 @@ def test_only_what_was_turned_on_is_on_in_a_forked_child():
 
 def types_of_a_product(samples):
     return [str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype) for _ in samples]
+
+
+class Strange(nn.Module):
+    """Parameters of every layout: of odd size, in a larger storage, scalar, empty, channels last."""
+
+    def __init__(self):
+        super().__init__()
+        storage = torch.linspace(-1, 1, 64)
+        self.odd = nn.Parameter(storage[:7].clone())
+        self.inside = nn.Parameter(storage[1:9])
+        self.scalar = nn.Parameter(torch.tensor(0.3))
+        self.empty = nn.Parameter(torch.empty(0))
+        self.last = nn.Parameter(storage[:32].reshape(2, 4, 2, 2).clone().to(memory_format=torch.channels_last))
+        self.strided = nn.Parameter(storage.view(8, 8).clone().t())
+
+    def forward(self, x):
+        return sum((param * x).square().sum() for param in self.parameters())
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["odd", "inside", "scalar", "last", "strided"])
+def test_a_value_written_into_a_parameter_of_any_layout_reaches_its_master(name, half):
+    model = Strange()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    amp.initialize(model, optimizer, opt_level="O2", cast_model_type=half, verbosity=0)
+    kept = dict(zip(dict(model.named_parameters()), map(torch.clone, amp.master_params(optimizer)), strict=True))
+    written = getattr(model, name)
+    if name == "inside":  # where a script that flattens parameters has put it
+        written.data = torch.cat([torch.zeros(1, dtype=half), written.data])[1:]
+    written.data[(-1,) * written.dim()] = 5.0
+    with amp.scale_loss(model(torch.ones(())), optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+    masters = dict(zip(dict(model.named_parameters()), amp.master_params(optimizer), strict=True))
+
+    assert (masters[name] == 5.0).any()
+    assert {n: (masters[n] != kept[n]).sum().item() for n in masters} == {n: int(n == name) for n in masters}
