@@ -53,8 +53,8 @@ def alone(rank):
 
 
 @pytest.mark.parametrize("counts", [(2, 2), pytest.param((1, 2, 1), marks=SOAK)], ids=str)
-def test_training_on_several_nodes_equals_one_process(counts):
-    """Pain L11 too: no node's own name resolves, and gloo takes the interface that leads to node 0."""
+def test_l11_training_on_several_nodes_equals_one_process(counts):
+    """Gloo bound to loopback, or a wrong card: here no node's own name resolves, and gloo goes the way to node 0."""
     with nodes(len(counts)) as made:
         together = results([node.lockstep(TRAINING, "-n", counts[k], *static(made, k)) for k, node in enumerate(made)])
 
