@@ -2,14 +2,18 @@
 
     python benchmarks/watch.py [ROUNDS]
 
-"Runs": whole runs with and without it, in turn; the median step of each, and the median of the ratios of neighbours.
-With --stall 2 the launcher asks sixty times as often as by itself, so that each run is asked several times. Runs of
-the same thing differ by more than what is looked for, so the two parts of the cost are measured alone as well: "count",
-what a step pays, in one run, blocks of steps with and without it in turn; "answer", what a rank does each time that it
-is asked, eight times in a stall time (120 s), in which it holds Python's lock for as long at most.
+Runs of the same thing differ by more than what is looked for, so each part of the cost is measured alone, inside of a
+run with --watch, and set against the median step of it:
 
-The step is a small one, a perceptron with two hidden layers on 64 samples, averaged over ranks: of larger ones it is
-less. Writes results/watch.json.
+- "count": what a step pays, `optimizer.step()` of one number with and without it, in turn;
+- "answer": from the launcher's question to a rank's answer, all of which the rank may lose; a rank is asked eight times
+  in a stall time (120 s).
+
+"Runs" are whole runs with and without it, in turn: the median step of each, and the median ratio of neighbours. With
+--stall 2 the launcher asks sixty times as often as by itself, so that each run is asked several times.
+
+The step is a small one, a perceptron with two hidden layers on 64 samples a rank, averaged over ranks: of larger ones
+it is less. Writes results/watch.json.
 """
 
 import json
@@ -20,52 +24,67 @@ from pathlib import Path
 
 import common
 
+EVERY = 120 / 8  # seconds between questions
+
 SCRIPT = """
-import json, os, statistics, sys, time
+import _thread, json, os, statistics, sys, time
 import torch, lockstep
 from torch import nn
 from torch.optim import optimizer as hooks
 
 world = lockstep.init()
 torch.set_num_threads(1)
-torch.manual_seed(0)
 layers = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
 model = lockstep.replicate(nn.Sequential(*layers))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 x, y = torch.randn(64, 64), torch.randint(10, (64,))
 
 
-def block(steps=10):
-    world.barrier()
+def step():
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def each(call, times):
     begin = time.perf_counter()
-    for _ in range(steps):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    world.barrier()
-    return (time.perf_counter() - begin) / steps
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - begin) / times
 
 
-block(200)
-if sys.argv[1] == "run":
-    found = {"step": statistics.median(block() for _ in range(100))}
-else:
-    counting = dict(hooks._global_optimizer_post_hooks)
+def count():
+    counting, one = dict(hooks._global_optimizer_post_hooks), torch.nn.Parameter(torch.ones(1))
     assert counting, "nobody counts steps"
+    one.grad, small = torch.ones(1), torch.optim.SGD([one], lr=0.1)
     rows = {"with": [], "without": []}
-    for number in range(400):
+    for number in range(201):
         for name in sorted(rows, reverse=number % 2):
             hooks._global_optimizer_post_hooks.clear()
-            if name == "with":
-                hooks._global_optimizer_post_hooks.update(counting)
-            rows[name].append(block())
+            hooks._global_optimizer_post_hooks.update(counting if name == "with" else {})
+            rows[name].append(each(small.step, 200))
+    hooks._global_optimizer_post_hooks.update(counting)
+    return rows
+
+
+def answer():
     from lockstep.watch import record
-    null, times = os.open(os.devnull, os.O_WRONLY), []
-    for _ in range(300):
-        begin = time.perf_counter()
-        record._tell(null, pid=os.getpid(), steps=7)
-        times.append(time.perf_counter() - begin)
-    found = rows | {"answer": statistics.median(times)}
+
+    (ask, question), (heard, told) = os.pipe(), os.pipe()
+    _thread.start_new_thread(record._answer, (ask, told, record._Steps(), os.getpid()))
+    os.read(heard, 65536)
+
+    def turn():
+        os.write(question, record.STEPS)
+        os.read(heard, 65536)
+
+    return [each(turn, 1) for _ in range(500)]
+
+
+each(step, 200)
+found = {"step": statistics.median(each(step, 10) for _ in range(150))}
+if sys.argv[1] == "inside":
+    found |= {"count": count(), "answer": answer()}
 world.print(json.dumps(found))
 """
 
@@ -86,17 +105,16 @@ def main() -> None:
         runs = common.alternate(
             {name: lambda more=more: launch(script, "run", *more)["step"] for name, more in options.items()}, rounds
         )
+    step, answer = inside["step"], common.median(inside["answer"])
+    count = common.median(inside["count"]["with"]) - common.median(inside["count"]["without"])
     print(common.machine())
-    ratios = [a / b for a, b in zip(runs["with"], runs["without"], strict=True)]
+    print(f"count   {count * 1e6:8.2f} us a step, {count / step:.3%} of one of {step * 1e6:.0f} us")
+    print(f"answer  {answer * 1e6:8.2f} us every {EVERY:g} s, {answer / EVERY:.5%} of the time")
     for name, values in runs.items():
-        print(
-            f"runs, {name:<8} {common.median(values) * 1e6:8.1f} us a step  ({min(values) * 1e6:.1f} to {max(values) * 1e6:.1f})"
-        )
-    print(f"runs, ratio    {common.median(ratios):8.4f}  ({min(ratios):.4f} to {max(ratios):.4f})")
-    pairs = [a / b for a, b in zip(inside["with"], inside["without"], strict=True)]
-    step = common.median(inside["without"])
-    print(f"count, ratio   {common.median(pairs):8.4f}  of {step * 1e6:.1f} us")
-    print(f"answer         {inside['answer'] * 1e6:8.1f} us, 8 in 120 s: {inside['answer'] * 8 / 120:.1e} of the time")
+        spread = f"({min(values) * 1e6:.0f} to {max(values) * 1e6:.0f})"
+        print(f"runs    {common.median(values) * 1e6:8.0f} us a step {name} {spread}")
+    ratios = [a / b for a, b in zip(runs["with"], runs["without"], strict=True)]
+    print(f"runs    {common.median(ratios):8.3f} of it ({min(ratios):.3f} to {max(ratios):.3f})")
     common.keep("watch", {"runs": runs, "inside": inside})
 
 
