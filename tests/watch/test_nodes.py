@@ -16,6 +16,8 @@ from lockstep.launcher import others
 from lockstep.launcher.others import Others
 from lockstep.watch.verdict import Node, Seen, report
 
+SOAK = pytest.mark.skipif("LOCKSTEP_SOAK" not in os.environ, reason="takes too long for every change: make soak")
+
 SCRIPT = """\
 import time, torch, torch.distributed as dist, lockstep
 {init}
@@ -54,7 +56,7 @@ def both(folder, source, ranks):
 @pytest.mark.parametrize(
     ("init", "ranks", "call", "waiting"),
     [
-        ('dist.init_process_group("gloo")', 1, "all_reduce #2 of 4 float32", "rank 0 waits"),
+        pytest.param('dist.init_process_group("gloo")', 1, "all_reduce #2 of 4 float32", "rank 0 waits", marks=SOAK),
         ("lockstep.init()", 2, "all_reduce #2 (sum) of 4 float32", "ranks 0, 1, 2 wait"),
     ],
     ids=["gloo", "hierarchy"],
@@ -137,7 +139,6 @@ def test_a_store_that_has_ended_is_an_answer_that_does_not_come():
     del kept
 
     asked = here.ask([Seen(1)], 60.0)
-    here.forget()
-    until(lambda: not here._works, "both were tried")
+    until(lambda: not here._works, "it was tried")
 
     assert asked.missing == [0]
