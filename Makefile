@@ -15,7 +15,7 @@ soak: env
 	SOAK=1 $(BIN)/pytest -q --timeout=1200 tests/shm
 	LOCKSTEP_SOAK=100 $(BIN)/pytest -q --timeout=1200 tests/launcher/test_soak.py
 	LOCKSTEP_SOAK=50 $(BIN)/pytest -q --timeout=3600 tests/train/checkpoint/test_restarts.py
-	LOCKSTEP_SOAK=1 $(BIN)/pytest -q --timeout=1200 tests/nodes
+	LOCKSTEP_SOAK=1 $(BIN)/pytest -q --timeout=1200 tests/nodes tests/watch/test_nodes.py tests/doctor/test_nodes.py
 
 # Slurm's own daemons on this machine, as root: apt-get install slurmctld slurmd slurm-client munge
 slurm: env

@@ -106,7 +106,8 @@ def test_a_new_python_does_not_look_into_the_current_folder_first(tmp_path):
 
 
 def test_the_options_are_these():
-    assert sorted(option for p in doctor.params for option in p.opts) == ["--json"]
+    options = ["--json", "--master-addr", "--master-port", "--nnodes", "--node-rank", "--timeout"]
+    assert sorted(option for p in doctor.params for option in p.opts) == options
     assert "measures two ranks" in CliRunner().invoke(doctor, ["--help"]).output
 
 

@@ -100,6 +100,21 @@ def test_a_killed_rank_is_named_even_where_its_peers_felt_it_in_a_collective(tmp
     assert "rank 1 of 2" in done.stderr.splitlines()[-1]
 
 
+def test_h08_others_do_not_wait_for_a_rank_that_has_raised_although_it_lives_on(tmp_path):
+    """Exception on one rank, others wait for ten or thirty minutes: gloo notices only sockets that are closed."""
+    source = HERE + (
+        "import threading, torch, torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
+        "if rank == 1:\n    threading.Thread(target=time.sleep, args=(999,)).start()\n"
+        "    raise ValueError('no label 7')\ndist.all_reduce(torch.ones(9))\n"
+    )
+
+    done = run(tmp_path, source, "-n", "3")
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: no label 7"
+    assert "lockstep: rank 1 of 3 " in done.stderr
+
+
 @pytest.mark.parametrize("victim", ["front", "agent"])
 def test_l02_nobody_outlives_the_launcher_however_it_dies(tmp_path, victim):
     """Workers survive launcher's death; neither do their own children, in a session of their own or not."""

@@ -1,10 +1,12 @@
 """Each way in which ranks come to wait for each other: the report's first sentence names rank, call and line.
 
 What shm refuses by itself, H03 and H04, is in tests/shm/test_mismatch.py; what the reducer never lets happen, H01 and
-H10, in tests/parallel/test_reducer.py; H08, a rank that raises, in tests/launcher/test_failures.py.
+H10, in tests/parallel/test_reducer.py; H08, a rank that raises, in tests/launcher/test_failures.py; ranks of several
+nodes in test_nodes.py.
 """
 
 import contextlib
+import os
 import re
 import threading
 
@@ -74,6 +76,20 @@ def test_h05_another_order_of_the_same_calls(tmp_path):
     cause, _ = reported(tmp_path, source, 2, "rank 0 is in", "rank 1 is in")
 
     assert cause == "rank 0 is in barrier #1, train.py:7; rank 1 is in all_reduce #1 of 4 float32, train.py:6"
+
+
+def test_h06_torchs_detail_mode_passes_barriers_and_is_no_hindrance(tmp_path):
+    """DETAIL mode itself broken for barrier, on three ranks."""
+    source = HERE.replace("gloo", "shm").replace("torch,", "torch, lockstep,", 1) + (
+        "for group in (None, dist.new_group(backend='gloo')):\n"
+        "    for _ in range(3): dist.barrier(group)\n"
+        "    x = torch.ones(4); dist.all_reduce(x, group=group)\n    assert x.tolist() == [3.0] * 4\n"
+        "assert dist.get_debug_level().name == 'DETAIL'\n"
+    )
+
+    done = run(tmp_path, source, "-n", "3", "--watch", env=os.environ | {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_h07_the_rank_that_does_not_come_is_named_with_its_line(tmp_path):

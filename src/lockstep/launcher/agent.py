@@ -99,13 +99,18 @@ class OneNode(RendezvousHandler):
 
 
 class Watched(RendezvousHandler):
-    """Any rendezvous, with somebody told when the agent comes to it: before each start, and while ranks run."""
+    """Any rendezvous, with somebody told when the agent comes to it: before and at each start, and while ranks run."""
 
     def __init__(
-        self, inner: RendezvousHandler, before_start: Callable[[], None], while_running: Callable[[], None]
+        self,
+        inner: RendezvousHandler,
+        before_start: Callable[[], None],
+        met: Callable[[RendezvousInfo], None],
+        while_running: Callable[[], None],
     ) -> None:
         self._inner = inner
         self._before_start = before_start
+        self._met = met
         self._while_running = while_running
         self.by_another = False
         """Whether a start comes because of another node, while this one's ranks are well."""
@@ -120,10 +125,12 @@ class Watched(RendezvousHandler):
         return self._inner.use_agent_store
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Tell, then meet."""
+        """Tell, meet, and tell."""
         self._before_start()
         self.by_another = False
-        return self._inner.next_rendezvous()
+        info = self._inner.next_rendezvous()
+        self._met(info)
+        return info
 
     def is_closed(self) -> bool:
         """The inner one's."""
@@ -197,6 +204,7 @@ def run(
     plan: LaunchPlan,
     start: Start,
     before_start: Callable[[dict[int, int], bool], None],
+    met: Callable[[RendezvousInfo], None],
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[int, int]:
     """Start the ranks and stay until all have ended.
@@ -206,6 +214,7 @@ def run(
         start: What each rank is given.
         before_start: Called before each start with how the ranks before have failed, as in what this returns, and
             whether it comes because of another node; may raise RendezvousGracefulExitError, which ends it all.
+        met: Called with what the nodes have agreed on, each time that they have met.
         stopped: Whether a signal ends this node.
 
     Returns:
@@ -226,7 +235,7 @@ def run(
         gc.freeze()  # what was imported is not looked at again by the ranks' garbage collection, and stays shared
 
     meeting = meet(plan, plan.link)
-    handler = Watched(meeting, before, reap)
+    handler = Watched(meeting, before, met, reap)
     spec = WorkerSpec(
         role="default",
         local_world_size=len(plan.seats),

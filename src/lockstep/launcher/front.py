@@ -208,7 +208,7 @@ def _be_the_agent(
         streams = _streams(output, ends)
         start = Start(plan, job, streams, os.getpid(), *signals)
         watch.start()
-        seen = agent.run(plan, start, watch.before_start, lambda: bool(watch.stopped_by))
+        seen = agent.run(plan, start, watch.before_start, stall.others.meet, lambda: bool(watch.stopped_by))
         util._exit_function()  # type: ignore[attr-defined]  # gives back what `spawn` has in /dev/shm
         found = watch.ends(seen)
         first = failure.find_first(found)

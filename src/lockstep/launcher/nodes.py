@@ -184,7 +184,15 @@ class Nodes(RendezvousHandler):
                 store.set("want", str(opened + 1))
             return False
 
-        self._poll(sit, until, lambda: cards.taken(self._node, cards.read(other[0])) if other else "")
+        def taken() -> str:
+            return cards.taken(self._node, cards.read(other[0])) if other else ""
+
+        try:
+            self._poll(sit, until, taken)
+        except dist.DistError:
+            if not other:
+                raise
+            raise UsageError(taken()) from None  # node 0 waited for a node whose number this one has not been given
 
     def _roll_call(self, until: float) -> list[Card]:
         return [cards.read(text) for text in self._gather("card", until)]

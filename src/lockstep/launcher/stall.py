@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from lockstep.launcher import reports
+from lockstep.launcher.others import Asked, Others
 from lockstep.watch.record import ALL, STACK_SIGNAL, STEPS, read_seen
 from lockstep.watch.verdict import Seen, find_cause, report, waits
 
@@ -19,6 +20,8 @@ _LAST_PATIENCE = 1.0
 _NEVER = float("inf")
 _LOOKS = 8
 """Looks at the steps in one stall time, so that a stall is told at most an eighth later."""
+_MEANWHILE = 0.25
+"""Seconds between looks at the steps while other nodes are waited for."""
 
 
 class Rank(Protocol):
@@ -54,6 +57,7 @@ class Stall:
         self._asks = [end.fileno() for end in asks]
         self.answers = [end.fileno() for end in answers]
         self._say = say
+        self.others = Others()
         for fd in (*self._asks, *self.answers):
             os.set_blocking(fd, False)
         self.begin([])
@@ -66,8 +70,10 @@ class Stall:
         self._steps = [-1] * count
         self._seen: dict[int, dict[str, Any]] = {}
         self._moved = self._since = time.monotonic()  # the last step; from when on it has been quiet, or told
-        self._told = ""
+        self._told: tuple[str, list[int]] | None = None
         self._asking = self._signalled = False
+        self._here: list[Seen] = []
+        self._asked: Asked | None = None  # the other nodes
         self.due = time.monotonic() + self._seconds / _LOOKS if self._asks and ranks else _NEVER
 
     def end(self) -> None:
@@ -102,7 +108,9 @@ class Stall:
         if steps > self._steps[number]:
             if self._told:
                 self._say(say="lockstep: the ranks go on: a step was finished\n")
-            self._told = ""
+            self._told = None
+            self.others.forget()
+            self._here, self._asked = [], None
             self._steps[number] = steps
             self._moved = self._since = time.monotonic()
 
@@ -113,10 +121,13 @@ class Stall:
         if self._asking:
             self._collect(now)
             return
+        if self._asked is not None:
+            self._hear_others(self._asked, now)
+            return
         late = now >= self._since + self._seconds
         self._ask(ALL if late else STEPS)
         self._asking = late
-        self.due = now + (_PATIENCE if late else max(0.05, self._seconds / _LOOKS))
+        self.due = now + (_PATIENCE if late else self._pause)
 
     def _ask(self, question: bytes) -> None:
         for number, rank in enumerate(self._ranks):
@@ -138,22 +149,39 @@ class Stall:
                     rank.tell(STACK_SIGNAL)
             self.due = now + _LAST_PATIENCE
             return
-        ranks = [self._what_was_seen(number, rank) for number, rank in enumerate(self._ranks) if rank.report.pid]
-        if now >= self._since + self._seconds:  # no step has come in meanwhile
-            self._since = now
-            # Who has taken no step yet and waits for nobody is no training that hangs: a server, a download.
-            if waits(ranks) or max(self._steps, default=0) > 0:
-                self._tell(sorted(ranks), now)
+        ranks = sorted(self._what_was_seen(number, rank) for number, rank in enumerate(self._ranks) if rank.report.pid)
         self._seen = {}
         self._asking = self._signalled = False
-        self.due = now + max(0.05, self._seconds / _LOOKS)
+        self.due = now + self._pause
+        if ranks and now >= self._since + self._seconds:  # no step has come in meanwhile
+            self._since = now
+            self._here = ranks
+            # Other nodes look at their ranks at other times, and give them as long to answer.
+            self._asked = self.others.ask(ranks, 2 * self._seconds / _LOOKS + _PATIENCE + 2 * _LAST_PATIENCE)
+            self._hear_others(self._asked, now)
 
-    def _tell(self, ranks: Sequence[Seen], now: float) -> None:
-        """Say it, unless it is what was said last; look again after as long, since it may change without a step."""
-        cause = find_cause(ranks)
-        if cause != self._told:
-            self._say(say=report(ranks, now - self._moved))
-        self._told = cause
+    def _hear_others(self, asked: Asked, now: float) -> None:
+        """All nodes have answered, or it is time."""
+        if asked.missing and now < asked.until:
+            self._ask(STEPS)
+            self.due = now + min(_MEANWHILE, self._pause)
+            return
+        self._asked = None
+        self.due = now + self._pause
+        others, missing = asked.came, asked.missing
+        ranks = sorted([*self._here, *(seen for node in others for seen in node.ranks)])
+        # Who has taken no step yet and waits for nobody is no training that hangs: a server, a download.
+        if not waits(ranks) and max(seen.steps for seen in ranks) == 0:
+            return
+        # Said once, unless it changes, which it may without a step.
+        told = (find_cause(ranks), missing)
+        if told != self._told:
+            self._say(say=report(told[0], self._here, now - self._moved, others, missing))
+        self._told = told
+
+    @property
+    def _pause(self) -> float:
+        return max(0.05, self._seconds / _LOOKS)
 
     def _what_was_seen(self, number: int, rank: Rank) -> Seen:
         steps = max(0, self._steps[number])

@@ -4,12 +4,14 @@ from types import FrameType
 from typing import NamedTuple
 
 from lockstep.shm.agreement import describe
+from lockstep.shm.crossing import Crossing
 from lockstep.shm.member import Member
 
 
 class Glance(NamedTuple):
     """A call that goes on. ``number`` is its place among the group's collectives, -1 for a message."""
 
+    backend: str
     ranks: list[int]
     number: int
     kind: str
@@ -17,14 +19,28 @@ class Glance(NamedTuple):
 
 
 def find_call(frame: FrameType | None) -> Glance | None:
-    """The collective or message that a thread is in; None if it is in none."""
+    """The collective or message that a thread is in; None if it is in none.
+
+    A collective over nodes is made of several within the node and between leaders, so the outermost is the script's.
+    """
+    found = None
     while frame is not None:
-        if frame.f_code is Member.call.__code__:
-            return _collective(frame)
+        if frame.f_code is Crossing._call.__code__:
+            return _over_nodes(frame)
+        if found is None and frame.f_code is Member.call.__code__:
+            found = _collective(frame)
         if frame.f_code in _MESSAGES:
             return _message(frame)
         frame = frame.f_back
-    return None
+    return found
+
+
+def _over_nodes(frame: FrameType) -> Glance | None:
+    here = frame.f_locals
+    if "words" not in here:  # it has only begun
+        return None
+    kind, _, detail = describe(here["words"]).partition(" ")
+    return Glance("hierarchy", here["self"]._names, here["words"][0], kind, detail)
 
 
 _MESSAGES = {Member.send.__code__: "send to", Member.open.__code__: "recv from", Member.read.__code__: "recv from"}
@@ -38,10 +54,10 @@ def _collective(frame: FrameType) -> Glance | None:
     names = member._names
     words = (here["number"], here["kind"], here["op"], here["type_"], names[here["root"]], here["count"])
     kind, _, detail = describe(words).partition(" ")
-    return Glance(names, here["number"], kind, detail)
+    return Glance("shm", names, here["number"], kind, detail)
 
 
 def _message(frame: FrameType) -> Glance:
     member, peer = frame.f_locals["self"], frame.f_locals["peer"]
     names = member._names
-    return Glance([names[peer], names[member._rank]], -1, f"{_MESSAGES[frame.f_code]} rank {names[peer]}", "")
+    return Glance("shm", [names[peer], names[member._rank]], -1, f"{_MESSAGES[frame.f_code]} rank {names[peer]}", "")

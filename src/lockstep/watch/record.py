@@ -97,7 +97,9 @@ def _in_shm(frames: list[Any]) -> Call | None:
     if shm is None:
         return None
     found = next((seen for frame in frames if (seen := shm.find_call(frame))), None)
-    return Call(tuple(found.ranks), f"shm {found.ranks}", found.number, found.kind, found.detail) if found else None
+    if found is None:
+        return None
+    return Call(tuple(found.ranks), f"{found.backend} {found.ranks}", found.number, found.kind, found.detail)
 
 
 def read_seen(rank: int, facts: dict[str, Any]) -> Seen:

@@ -54,16 +54,48 @@ class Seen(NamedTuple):
     past: tuple[tuple[str, int, str], ...] = ()
 
 
-def report(ranks: Sequence[Seen], seconds: float) -> str:
+class Node(NamedTuple):
+    """What the launcher of one node has seen.
+
+    Attributes:
+        number: The node's.
+        host: Its name.
+        ranks: Its ranks.
+    """
+
+    number: int
+    host: str
+    ranks: tuple[Seen, ...]
+
+
+def report(
+    cause: str, ranks: Sequence[Seen], seconds: float, others: Sequence[Node] = (), missing: Sequence[int] = ()
+) -> str:
     r"""Everything that is printed.
 
+    Args:
+        cause: From `find_cause`, for the ranks of all nodes that are known of.
+        ranks: Those of this node, whose stacks are shown.
+        seconds: How long none has finished a step.
+        others: What other nodes have told.
+        missing: Nodes that have told nothing.
+
     Example:
-        >>> print(report([Seen(0, steps=3, ended=True)], 120.0), end="")
-        lockstep: no rank has finished a step for 120 s: no rank waits for another: rank 0 has ended
+        >>> print(report("why", [Seen(0, steps=3, ended=True)], 120.0), end="")
+        lockstep: no rank has finished a step for 120 s: why
         lockstep: rank 0: 3 steps, has ended
     """
-    rows = "".join(f"lockstep: rank {seen.rank}: {_row(seen)}\n{seen.stack}" for seen in ranks)
-    return f"lockstep: no rank has finished a step for {seconds:.0f} s: {find_cause(ranks)}\n{rows}"
+    rows = [f"rank {seen.rank}: {_row(seen)}\n{seen.stack}" for seen in ranks]
+    rows += [f"node {node.number} ({node.host}) prints the stacks of {_names(node.ranks)}\n" for node in others]
+    rows += [
+        f"node {node} has not told where its ranks are: they go on, nobody watches there (--watch), or the network is "
+        f"down\n"
+        for node in missing
+    ]
+    none = "no rank of this node" if missing else "no rank"
+    return f"lockstep: {none} has finished a step for {seconds:.0f} s: {cause}\n" + "".join(
+        f"lockstep: {row}" for row in rows
+    )
 
 
 def waits(ranks: Iterable[Seen]) -> bool:
@@ -131,7 +163,7 @@ def _all_in_one(group: Sequence[Seen], ranks: Iterable[Seen]) -> str:
     elsewhere = sorted(set(call.ranks) - {seen.rank for seen in ranks})
     here = f"{_names(group)} {_verb(group, 'is', 'are')} in {call}, {_at(group[0])}"
     if elsewhere:
-        return f"{here}; what is missing is on another node: rank(s) {', '.join(map(str, elsewhere))}. See its report"
+        return f"{here}; nothing is known here of rank(s) {', '.join(map(str, elsewhere))}, on other nodes"
     return f"{here}, all in the same call: what carries it does not go on (network, device or process group)"
 
 

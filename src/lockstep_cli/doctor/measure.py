@@ -15,20 +15,28 @@ from pathlib import Path
 from typing import Any
 
 _SMALL, _LARGE = 4, 16 * 2**20
-_TIMEOUT = 15.0
+TIMEOUT = 15.0
+"""Seconds that ranks wait for each other."""
+
+Row = dict[str, str | float]
 
 
 def main(folder: str, backends: list[str]) -> None:
     """Measure one backend after the other; a row is on disk before the next begins."""
     for backend in backends:
-        try:
-            latency, bandwidth = measure(backend)
-            row = {"backend": backend, "latency": latency, "bandwidth": bandwidth, "trouble": ""}
-        except Exception as error:
-            traceback.print_exc()
-            row = {"backend": backend, "latency": 0.0, "bandwidth": 0.0, "trouble": in_one_line(error)}
+        row = try_backend(backend)
         with contextlib.nullcontext(sys.stdout) if folder == "-" else _file(folder).open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def try_backend(backend: str) -> Row:
+    """Measure a backend, or say what went wrong: the fields of a `speed.Speed`."""
+    try:
+        latency, bandwidth = measure(backend)
+    except Exception as error:
+        traceback.print_exc()
+        return {"backend": backend, "latency": 0.0, "bandwidth": 0.0, "trouble": in_one_line(error)}
+    return {"backend": backend, "latency": latency, "bandwidth": bandwidth, "trouble": ""}
 
 
 def _file(folder: str) -> Path:
@@ -42,7 +50,7 @@ def measure(backend: str) -> tuple[float, float]:
 
     import lockstep
 
-    world = lockstep.init(device="cuda" if backend == "nccl" else "cpu", backend=backend, timeout=_TIMEOUT)
+    world = lockstep.init(device="cuda" if backend == "nccl" else "cpu", backend=backend, timeout=TIMEOUT)
     try:
         wait: Callable[[], Any] = torch.cuda.synchronize if backend == "nccl" else lambda: None
         small = torch.ones(_SMALL // 4, device=world.device)

@@ -113,8 +113,22 @@ def judge_one(speed: Speed) -> Line:
     if speed.trouble:
         remedy = f"Look at the whole of it: lockstep run -n 2 -m lockstep_cli.doctor.measure - {speed.backend}."
         return broken(about, speed.trouble, remedy)
-    found = f"{speed.latency:,.{1 if speed.latency < 100 else 0}f} µs for 4 bytes, {speed.bandwidth:.2g} GB/s"
-    latency, bandwidth = SLOW[speed.backend]
-    if speed.latency > latency or speed.bandwidth < bandwidth:
-        return doubtful(about, found, REMEDIES[speed.backend])
-    return fine(about, found)
+    if not within(speed, SLOW[speed.backend]):
+        return doubtful(about, show(speed), REMEDIES[speed.backend])
+    return fine(about, show(speed))
+
+
+def show(speed: Speed) -> str:
+    """A measurement in words.
+
+    Example:
+        >>> show(Speed("gloo", 136.4, 1.1))
+        '136 µs for 4 bytes, 1.1 GB/s'
+    """
+    return f"{speed.latency:,.{1 if speed.latency < 100 else 0}f} µs for 4 bytes, {speed.bandwidth:.2g} GB/s"
+
+
+def within(speed: Speed, slow: tuple[float, float]) -> bool:
+    """Whether it is better than these microseconds and GB/s."""
+    latency, bandwidth = slow
+    return speed.latency <= latency and speed.bandwidth >= bandwidth
