@@ -30,7 +30,7 @@ lint: env
 env: .venv/ready
 
 # One step, marked done at its end: an interrupted install starts again.
-.venv/ready: requirements.txt pyproject.toml $(wildcard src/lockstep/shm/*.[ch])
+.venv/ready: requirements.txt pyproject.toml $(wildcard src/lockstep/shm/*.[ch]) src/lockstep/train/checkpoint/sums.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .

@@ -144,7 +144,8 @@ def job(disk):
             world.barrier()
             if world.is_main:
                 shutil.rmtree(folder)
-                shutil.rmtree(disk / "lockstep", ignore_errors=True)
+                for saved in (disk / "lockstep").glob("*"):
+                    shutil.rmtree(saved)
     dist.barrier()
     return rows
 

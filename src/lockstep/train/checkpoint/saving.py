@@ -106,8 +106,8 @@ class Save:
             )
             head = shares.header(pieces)
             filled = buffer.fill(pieces, parts.shared | parts.mine, head)
-            self._bytes = memoryview(filled.numpy())  # type: ignore[arg-type]
-        except (MemoryError, RuntimeError) as error:
+            self._bytes, self._crc = memoryview(filled.data.numpy()), filled.crc  # type: ignore[arg-type]
+        except (MemoryError, RuntimeError, OSError) as error:
             self._problem = f"{type(error).__name__}: {error}"
 
     def write(self, keep: int, best: Best | None) -> str:
@@ -125,7 +125,7 @@ class Save:
             return json.dumps({"problem": self._problem})
         try:
             path = self._directory / self._name.partial / self._file
-            facts = files.write(path, self._bytes)
+            facts = files.write(path, self._bytes, self._crc)
         except OSError as error:
             return json.dumps({"problem": describe(error)})
         finally:

@@ -1,6 +1,7 @@
 """Dense tensors to bytes and back."""
 
 import math
+import mmap
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lockstep.errors import UsageError
+from lockstep.train.checkpoint import sums
 from lockstep.train.checkpoint.manifest import DamagedError
 from lockstep.train.checkpoint.shares import Extent, Piece
 from lockstep.train.checkpoint.trees import MalformedError, dtype_of
@@ -98,14 +100,26 @@ def digest(held: Held) -> int:
     return zlib.crc32(memoryview(held.flat.cpu().numpy()), zlib.crc32(facts))  # type: ignore[arg-type]
 
 
+class Filled(NamedTuple):
+    """A file that is ready to be written.
+
+    Attributes:
+        data: Its bytes.
+        crc: Their CRC-32; None if it has not been taken while they were copied.
+    """
+
+    data: Tensor
+    crc: int | None
+
+
 class Buffer:
     """Memory that a rank's share is copied to, used again by the next save; pinned for copies from a GPU."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
-    def fill(self, pieces: list[Piece], held: Mapping[str, Held], head: bytes) -> Tensor:
-        """Copy a file's beginning and its pieces; gives them as bytes once they are there.
+    def fill(self, pieces: list[Piece], held: Mapping[str, Held], head: bytes) -> Filled:
+        """Copy a file's beginning and its pieces; comes back once they are there.
 
         Args:
             pieces: What to copy, in the file's order.
@@ -116,18 +130,32 @@ class Buffer:
         cuda = any(held[piece.extent.name].cuda for piece in pieces)
         if len(self._memory) < size or (cuda and not self._memory.is_pinned()):
             self._memory = torch.empty(0, dtype=torch.uint8)  # the old one first: never two of them
-            self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
+            self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=True) if cuda else _whole_pages(size)
         memory = self._memory[:size]
         memory[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        at = len(head)
+        summed = sums.WHILE_COPYING and all(held[piece.extent.name].flat.is_cpu for piece in pieces)
+        crc, at = sums.crc32(head), len(head)
         for piece in pieces:
             start = piece.start * piece.extent.itemsize
             source = held[piece.extent.name].flat[start : start + piece.size]
-            memory[at : at + piece.size].copy_(source, non_blocking=True)
+            target = memory[at : at + piece.size]
+            if summed:
+                crc = sums.copy(target, source, crc)
+            else:
+                target.copy_(source, non_blocking=True)
             at += piece.size
         if cuda:
             torch.cuda.synchronize()  # the loop goes on to change what is being copied
-        return memory
+        return Filled(memory, crc if summed else None)
+
+
+def _whole_pages(size: int) -> Tensor:
+    """Memory that begins at a page, as direct writes need it; processes that are forked from here do without it."""
+    at_once = getattr(mmap, "MAP_POPULATE", 0)  # page by page, in the middle of the copy, it takes half as long again
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | at_once)
+    if hasattr(mmap, "MADV_DONTFORK"):
+        pages.madvise(mmap.MADV_DONTFORK)
+    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 class Opened(Protocol):
