@@ -1,9 +1,10 @@
 """Disks that fail, are full, or may not be written to; saves that are killed."""
 
-import contextlib
 import errno
 import itertools
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from launching import LOCKSTEP
 from ranks import run_ranks
 
 import lockstep
@@ -49,34 +51,56 @@ def hidden(directory):
     return [path.name for path in Path(directory).iterdir() if path.name.startswith(".")]
 
 
-def test_any_write_that_fails_raises_and_loses_nothing(tmp_path, monkeypatch):
-    """Each one in turn, until a save gets through."""
-    for number in itertools.count(1):
-        directory = tmp_path / str(number)
-        state = {"x": torch.zeros(5000), "n": 0}
-        checkpoint = lockstep.Checkpoint(directory, values=state, keep=2)
-        for state["n"] in (1, 2):
-            checkpoint.save(wait=True)
-        failing = Failing(number)
-        monkeypatch.setattr(files, "os", failing)
-        state["n"] = 3
-        with contextlib.suppress(lockstep.CheckpointError):
-            checkpoint.save(wait=True)
-            assert failing.left > 0
-        monkeypatch.setattr(files, "os", os)
-        if failing.left > 0:
-            break
-        found = {}
-        assert lockstep.Checkpoint(directory, values=found).restore()
-        # Behind the rename it is whole; an older one that could not be removed is no reason to lose it.
-        assert found["n"] in (2, 3)
-        assert hidden(directory) == []
-        state["n"] = 4
-        checkpoint.save(wait=True)
-        lockstep.Checkpoint(directory, values=found).restore()
-        assert found["n"] == 4
+def restored(directory):
+    found = {}
+    assert lockstep.Checkpoint(directory, values=found).restore()
+    return found["n"]
 
-    assert number == 12  # a folder, two files (open, write, sync), two folders synced, a rename, one that goes
+
+def fails_in_turn(rank, directory, failing):
+    """One call of a save fails after the other, on one rank, until a save gets through; what this rank has seen."""
+    state = {"x": torch.zeros(50_000), "n": 0}
+    checkpoint = lockstep.Checkpoint(directory, values=state, keep=2)
+    checkpoint.save(wait=True)
+    checkpoint.save(wait=True)
+    seen = []
+    for number in itertools.count(1):
+        before, state["n"], said = state["n"], state["n"] + 1, ""
+        faulty = Failing(number if rank == failing else 0)
+        files.os = faulty
+        try:
+            checkpoint.save(wait=True)
+        except lockstep.CheckpointError as error:
+            said = str(error)
+        files.os = os
+        if not lockstep.total(int(faulty.left <= 0 and rank == failing)):
+            break
+        found, left = restored(directory), hidden(directory)
+        lockstep.total(0)  # every rank has looked before there is a new folder
+        checkpoint.step()
+        checkpoint.save(wait=True)
+        seen.append((said.partition(": ")[2], found - before, left, restored(directory) - before))
+    return seen
+
+
+ON_RANK_0 = ["mkdir", *["open", "write", "fsync"] * 2, "fsync", "rename", "fsync", "rename"]
+
+
+@pytest.mark.parametrize(
+    ("size", "failing", "calls"), [(1, 0, ON_RANK_0), (2, 0, ON_RANK_0), (2, 1, ["open", "write", "fsync"])]
+)
+def test_whichever_call_fails_all_ranks_say_so_and_nothing_is_lost(tmp_path, size, failing, calls):
+    """A folder, a share, the manifest, the folder's names, its own name, the directory's, an older one that goes."""
+    seen, *others = run_ranks(fails_in_turn, size, tmp_path, failing)
+
+    assert others == [seen] * (size - 1)
+    assert len(seen) == len(calls)
+    for number, (call, (said, found, left, later)) in enumerate(zip(calls, seen, strict=True)):
+        assert f"rank {failing}: {call} was made to fail" in said
+        # Behind the second rename it is whole; an older one that could not be removed is no reason to lose it.
+        assert found == (number == len(ON_RANK_0) - 1)
+        assert left == []
+        assert later == 1
 
 
 def fails_on_one(rank, directory, failing):
@@ -129,35 +153,60 @@ def test_without_a_next_call_the_failure_is_said_at_the_end(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-FULL = """
-import os, sys, torch, lockstep
+ON_A_SMALL_DISK = """
+import json, os, subprocess, sys, torch, lockstep
 from pathlib import Path
-disk = Path(sys.argv[1])
-state = {"x": torch.zeros(200_000), "n": 1}
-checkpoint = lockstep.Checkpoint(disk / "runs", values=state, keep=5)
-checkpoint.save(wait=True)
-(disk / "ballast").write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - 300_000))
-state["n"] = 2
-try:
+
+disk, world = Path(sys.argv[1]), lockstep.init(device="cpu", seed=0)
+runs, ballast = disk / "runs", disk / "ballast"
+
+def on_rank_0(act):
+    world.barrier()
+    if world.is_main:
+        act()
+    world.barrier()
+
+def fill():
+    ballast.write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize - 300_000))
+
+def save(checkpoint):
+    try:
+        checkpoint.save(wait=True)
+    except lockstep.CheckpointError as error:
+        return str(error)
+    return ""
+
+def restored():
+    found = {}
+    return lockstep.Checkpoint(runs, values=found).restore() and found["n"]
+
+seen = {}
+for large in ("0", "1", "01"):
+    state = {"x": torch.zeros(200_000 if str(world.rank) in large else 10), "n": 1}
+    checkpoint = lockstep.Checkpoint(runs, values=state, keep=1)
     checkpoint.save(wait=True)
-except lockstep.CheckpointError as error:
-    print(error)
-print(sorted(os.listdir(disk / "runs")))
-found = {}
-print(lockstep.Checkpoint(disk / "runs", values=found).restore(), found["n"])
-(disk / "ballast").unlink()
-checkpoint.save(wait=True)
-print(sorted(os.listdir(disk / "runs")))
+    on_rank_0(fill)
+    state["n"] = 2
+    said = save(checkpoint)
+    facts = [said, len(list(runs.iterdir())), restored()]
+    on_rank_0(ballast.unlink)
+    checkpoint.step()
+    seen[large] = [*facts, save(checkpoint), restored()]
+on_rank_0(lambda: subprocess.run(["mount", "-o", "remount,ro", disk], check=True))
+seen["read-only"] = [save(checkpoint), len(list(runs.iterdir())), restored()]
+Path(sys.argv[2], f"{world.rank}.json").write_text(json.dumps(seen))
 """
 
 
 def mounted(tmp_path, options, script):
-    """Run a script in a namespace of its own, where ``disk`` is a file system of its own."""
+    """Run a script on two ranks in a namespace of its own, where its argument is a file system of its own."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "script.py").write_text(script)
-    words = ["unshare", "--mount", "sh", "-ec", 'mount -t tmpfs -o "$1" tmpfs "$2"; exec "$3" "$4" "$2"', "sh"]
-    words += [options, str(tmp_path / "disk"), sys.executable, str(tmp_path / "script.py")]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    words = ["unshare", "--mount", "sh", "-ec", 'mount -t tmpfs -o "$1" tmpfs "$2"; shift; shift; exec "$@"', "sh"]
+    words += [options, str(tmp_path / "disk"), *LOCKSTEP, "run", "-n", "2", str(tmp_path / "script.py")]
+    end = subprocess.run([*words, str(tmp_path / "disk"), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert end.returncode == 0, end.stderr
+    return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def may_mount():
@@ -171,36 +220,16 @@ needs_mounting = pytest.mark.skipif(not may_mount(), reason="only root may mount
 
 
 @needs_mounting
-def test_a_full_disk_raises_leaves_nothing_and_saving_goes_on_once_there_is_room(tmp_path):
-    end = mounted(tmp_path, "size=4m", FULL)
-    said, listed, restored, later = end.stdout.splitlines()
-
-    assert "rank 0: No space left on device" in said, end.stderr
-    assert listed == "['000001-step-0']"
-    assert restored == "True 1"
-    assert later == "['000001-step-0', '000003-step-0']"
-
-
-READ_ONLY = """
-import os, subprocess, sys, torch, lockstep
-state = {"n": 1}
-checkpoint = lockstep.Checkpoint(sys.argv[1], values=state)
-checkpoint.save(wait=True)
-subprocess.run(["mount", "-o", "remount,ro", sys.argv[1]], check=True)
-try:
-    checkpoint.save()
-except lockstep.CheckpointError as error:
-    print(error)
-print(lockstep.Checkpoint(sys.argv[1], values={}).restore())
-"""
-
-
-@needs_mounting
-def test_a_read_only_disk_raises_at_once(tmp_path):
-    said, restored = mounted(tmp_path, "size=4m", READ_ONLY).stdout.splitlines()
-
-    assert "no checkpoint was begun: rank 0: Read-only file system" in said
-    assert restored == "True"
+def test_a_full_and_a_read_only_disk_raise_on_all_ranks_and_saving_goes_on_once_there_is_room(tmp_path):
+    for rank, seen in enumerate(mounted(tmp_path, "size=6m", ON_A_SMALL_DISK)):
+        for large, (said, count, found, later, found_later) in zip(("0", "1", "01"), [*seen.values()][:3], strict=True):
+            assert said.startswith(f"rank {rank} of 2")
+            named = "[01]" if large == "1" else "0"  # what rank 1 writes until it fails may leave no room for rank 0
+            assert re.search(f"a checkpoint could not be written: rank {named}: No space left on device", said)
+            assert (count, found, later, found_later) == (1, 1, "", 2)
+        said, count, found = seen["read-only"]
+        assert "no checkpoint was begun: rank 0: Read-only file system" in said
+        assert (count, found) == (1, 2)
 
 
 def cannot_write(rank, directory):
