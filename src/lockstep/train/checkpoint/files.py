@@ -50,7 +50,7 @@ def _write_directly(fd: int, data: memoryview) -> int:
         while done < len(data):
             done += os.write(fd, data[done : done + _AT_ONCE])
     except OSError as error:
-        if True:  # that it cannot do this is no failure
+        if error.errno != errno.EINVAL:  # that it cannot do this is no failure
             raise
     finally:
         fcntl.fcntl(fd, fcntl.F_SETFL, usual)
