@@ -6,6 +6,7 @@ followed by the fsync that it leaves out, which counts as durable only. `python 
 on which disk.
 """
 
+import gc
 import os
 import shutil
 import sys
@@ -132,6 +133,7 @@ def job(disk):
                 folder.mkdir()
                 os.sync()  # what the case before has left to write
             wait = None  # it may hold the memory of the case before
+            gc.collect()
             world.barrier()
             with Peak() as peak:
                 start = time.perf_counter()

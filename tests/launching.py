@@ -19,13 +19,13 @@ def command(folder, source, *options, arguments=()):
     return [*LOCKSTEP, "run", *options, str(script), *arguments]
 
 
-def run(folder, source, *options, arguments=(), **more):
+def run(folder, source, *options, arguments=(), timeout=PATIENCE, **more):
     """Run a script to its end; code, output and errors are in the result."""
     return subprocess.run(
         command(folder, source, *options, arguments=arguments),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=timeout,
         stdin=more.pop("stdin", subprocess.DEVNULL) if "input" not in more else None,
         check=False,
         **more,

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from launching import LOCKSTEP
 from ranks import run_ranks
 
 import lockstep
-from lockstep.train.checkpoint import files
+from lockstep.train.checkpoint import files, manifest
 
 CALLS = ("open", "write", "fsync", "rename", "mkdir")
 
@@ -256,3 +257,51 @@ def test_what_a_killed_save_has_left_goes_with_the_next_one(tmp_path):
     checkpoint.save(wait=True)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == [".mine", "000001-step-0"]
+
+
+def removed_while_it_is_written(rank, directory):
+    checkpoint = lockstep.Checkpoint(directory, values={"x": torch.zeros(10)})
+    checkpoint.save(wait=True)
+    shares_written, removed, said, real = threading.Event(), threading.Event(), "", files.write
+
+    def write(path, *data):
+        if path.name == "manifest.json":
+            shares_written.set()
+            removed.wait()
+        return real(path, *data)
+
+    files.write = write
+    checkpoint.save()
+    if rank == 0:
+        shares_written.wait()
+        shutil.rmtree(directory)
+        removed.set()
+    try:
+        checkpoint.wait()
+    except lockstep.CheckpointError as error:
+        said = str(error)
+    checkpoint.save(wait=True)
+    return said, len(list(Path(directory).iterdir()))
+
+
+def test_a_directory_that_goes_while_a_save_is_written_is_said_and_made_anew(tmp_path):
+    for rank, (said, count) in enumerate(run_ranks(removed_while_it_is_written, 2, tmp_path / "runs")):
+        assert said.startswith(f"rank {rank} of 2")
+        assert "No such file or directory" in said
+        assert "the folder was removed, or another Checkpoint saves in the same directory" in said
+        assert count == 1
+
+
+def test_plain_values_too_large_to_be_read_again_are_not_written(tmp_path, monkeypatch):
+    state = {"n": 1}
+    checkpoint = lockstep.Checkpoint(tmp_path, values=state)
+    checkpoint.save(wait=True)
+    monkeypatch.setattr(manifest, "MOST", 5000)
+    state["list"] = [*range(3000)]
+    with pytest.raises(
+        lockstep.CheckpointError, match=r"rank 0: the plain values take .* put long lists of numbers into"
+    ):
+        checkpoint.save(wait=True)
+
+    assert restored(tmp_path) == 1
+    assert hidden(tmp_path) == []

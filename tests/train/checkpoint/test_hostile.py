@@ -225,6 +225,16 @@ def test_nothing_of_a_checkpoint_is_loaded_if_a_later_part_of_it_is_no_good(tmp_
     assert found == {"mine": 1}
 
 
+def test_a_checkpoint_of_a_later_version_is_not_passed_over(tmp_path, good):
+    """Nothing is wrong with it: to go on from the one before would lose what was made since."""
+    shutil.copytree(good, tmp_path / "000001-step-0")
+    folder = Path(shutil.copytree(good, tmp_path / "000002-step-0"))
+    forge(folder, content_of(folder) | {"format": "lockstep checkpoint 2", "more": 3})
+
+    with pytest.raises(lockstep.CheckpointError, match=r"000002-step-0 cannot be used: .* a later version of lockstep"):
+        lockstep.Checkpoint(tmp_path, values={}).restore()
+
+
 def test_a_manifest_comes_back_as_it_was(good):
     data = (good / "manifest.json").read_bytes()
 

@@ -10,7 +10,9 @@ from launching import run
 
 KILLS, EPOCHS, STEPS = 4, 4, 20
 RUNS = 13 if "LOCKSTEP_SOAK" in os.environ else 2
-pytestmark = pytest.mark.timeout(300)
+# Five starts in a row, half a minute on a machine with nothing else to do.
+PATIENCE = 400.0
+pytestmark = pytest.mark.timeout(2 * PATIENCE)
 
 # Kills are drawn before the run: at which step, which ranks, and whether at the step itself or a few writes later,
 # which is in the middle of a save. A file for each that has happened keeps it from happening again.
@@ -60,7 +62,7 @@ def trained(folder, kills, epochs):
     folder.mkdir()
     names = {"ROOT": str(Path(__file__).parents[3]), "DIRECTORY": str(folder), "KILLS": kills, "EPOCHS": epochs}
     source = "\n".join(f"{name} = {value!r}" for name, value in names.items()) + SCRIPT
-    end = run(folder, source, "-n", "2", "--max-restarts", str(2 * len(kills)))
+    end = run(folder, source, "-n", "2", "--max-restarts", str(2 * len(kills)), timeout=PATIENCE)
     assert end.returncode == 0, end.stderr
     return json.loads((folder / "weights.json").read_text()), end.stderr
 

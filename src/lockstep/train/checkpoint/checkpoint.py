@@ -202,7 +202,8 @@ class Checkpoint:
             Whether there was one.
 
         Raises:
-            CheckpointError: The one at ``path`` is damaged, or all that there are.
+            CheckpointError: The one at ``path`` is damaged, or all that there are; the newest was written by a later
+                version of lockstep.
             UsageError: The checkpoint is of other parts, or of parts of another shape.
         """
         self.wait()

@@ -9,8 +9,10 @@ from typing import Any
 NAME = "manifest.json"
 MOST = 1 << 28
 """Bytes of the largest manifest that is read."""
-FORMAT = "lockstep checkpoint 1"
+VERSION = 1
+FORMAT = f"lockstep checkpoint {VERSION}"
 
+_FORMAT = re.compile(r"lockstep checkpoint (\d{1,6})")
 _FILE = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}\.safetensors")
 _HEAD = '{"crc32": "%08x", "content": '
 _HEAD_LENGTH = len(_HEAD % 0)
@@ -18,6 +20,10 @@ _HEAD_LENGTH = len(_HEAD % 0)
 
 class DamagedError(Exception):
     """A file is not what was written; says which and why."""
+
+
+class LaterError(DamagedError):
+    """A manifest is whole, and of a format that only later versions of lockstep read."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,18 @@ class Manifest:
 
 
 def write(manifest: Manifest) -> bytes:
-    """Give the file's bytes; its own checksum stands at the beginning."""
+    """Give the file's bytes; its own checksum stands at the beginning.
+
+    Raises:
+        ValueError: It is larger than any that is read.
+    """
     facts = vars(manifest) | {"common": vars(manifest.common), "own": [vars(view) for view in manifest.own]}
     content = json.dumps({"format": FORMAT, **facts}, separators=(",", ":")).encode()
+    if len(content) + _HEAD_LENGTH + 2 > MOST:
+        raise ValueError(
+            f"the plain values take {len(content):,} bytes as JSON, and {MOST:,} is the most; put long lists of "
+            f"numbers into tensors or numpy arrays"
+        )
     return (_HEAD % zlib.crc32(content)).encode() + content + b"}\n"
 
 
@@ -76,6 +91,7 @@ def read(data: bytes) -> Manifest:
 
     Raises:
         DamagedError: It is not whole, or does not say what a manifest says.
+        LaterError: It was written by a later version of lockstep.
     """
     content = memoryview(data)[_HEAD_LENGTH:-2]
     if data[:_HEAD_LENGTH] != (_HEAD % zlib.crc32(content)).encode() or data[-2:] != b"}\n":
@@ -84,7 +100,10 @@ def read(data: bytes) -> Manifest:
         found = json.loads(bytes(content))
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{NAME} is not JSON ({type(error).__name__})") from None
-    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+    kind = found.pop("format", None) if isinstance(found, dict) else None
+    if (match := _FORMAT.fullmatch(str(kind))) and int(match[1]) > VERSION:
+        raise LaterError(f"a later version of lockstep wrote it ({kind!r}, and this one reads up to {FORMAT!r})")
+    if kind != FORMAT:
         raise DamagedError(f"{NAME} is of another format than {FORMAT!r}, which this version of lockstep reads")
     problem = _problem(found)
     if problem:

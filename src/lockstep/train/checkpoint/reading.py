@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.errors import CheckpointError
 from lockstep.train.checkpoint import files, manifest, tensors, together, trees
 from lockstep.train.checkpoint.manifest import DamagedError, Manifest, View
 from lockstep.world import World
@@ -28,16 +29,24 @@ def verify(world: World, folder: Path) -> tuple[str, Manifest | None]:
 
     Returns:
         What is wrong, the same on every rank, or an empty string; and the manifest, if it is not.
+
+    Raises:
+        CheckpointError: A later version of lockstep wrote it, so that nothing is wrong with it.
     """
-    problem, found, crc = "", None, 0
+    problem, found, crc, later = "", None, 0, False
     try:
         found = read_manifest(folder)
         crc = sum(crc for _, crc in found.files.values())
         for name, facts in sorted(found.files.items())[world.rank :: world.size]:
             files.check(folder / name, *facts)
     except DamagedError as error:
-        problem = str(error)
-    said, rows = together.first_problem(world, problem, crc & 0xFFFFFFFF, found.step if found else 0)
+        problem, later = str(error), isinstance(error, manifest.LaterError)
+    said, rows = together.first_problem(world, problem, crc & 0xFFFFFFFF, found.step if found else 0, later)
+    if any(row[2] for row in rows):
+        raise CheckpointError(
+            f"rank {world.rank} of {world.size}: {folder} cannot be used: {said}. Go on with that version; to go on "
+            f"from the checkpoint before it, move this one away."
+        )
     if not said and any(row != rows[0] for row in rows):
         said = "ranks see different files: the directory must be one that all nodes share"
     return said, found if not said else None

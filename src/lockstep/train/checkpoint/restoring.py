@@ -23,7 +23,8 @@ def find(world: World, directory: Path, path: Path | None) -> Found | None:
     """Find the newest checkpoint that is whole, the same on every rank; or look at the one at ``path``.
 
     Raises:
-        CheckpointError: The one at ``path``, or every one that there is, is damaged.
+        CheckpointError: The one at ``path``, or every one that there is, is damaged; the newest that is not was written
+            by a later version of lockstep.
     """
     if path is not None:
         problem, found = reading.verify(world, path)

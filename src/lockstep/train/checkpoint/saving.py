@@ -147,6 +147,8 @@ class Save:
                 self._publish(reports)
             except OSError as error:
                 problem = f"rank 0: {describe(error)}"
+            except ValueError as error:
+                problem = f"rank 0: {error}"
         if problem:
             files.discard(self._directory / self._name.partial)
             return f"{problem}. The checkpoints before it are as they were, and training may go on."
@@ -189,7 +191,9 @@ def prune(directory: Path, newest: Name, keep: int, best: Best | None) -> None:
 def describe(error: OSError) -> str:
     """An error in words, with its file."""
     where = f" ({error.filename})" if error.filename else ""
-    return f"{error.strerror or error}{where}"
+    gone = isinstance(error, FileNotFoundError)
+    hint = "; the folder was removed, or another Checkpoint saves in the same directory" if gone else ""
+    return f"{error.strerror or error}{where}{hint}"
 
 
 def begin(
