@@ -23,3 +23,13 @@ def test_shares_are_equal_and_hold_every_element_once_and_aligned(sizes, ranks):
         for piece in share:
             assert at % piece.extent.itemsize == 0
             at += piece.size
+
+
+def test_a_small_tensor_of_odd_size_moves_no_large_one_off_its_cache_line():
+    sizes = {"generator": (626, 8), "weights": (4_000_000, 4), "step": (1, 4), "half": (32_000, 2)}
+    extents = [shares.Extent(name, "float32", (items,), size) for name, (items, size) in sizes.items()]
+    for share in shares.divide(extents, 2):
+        at = 0
+        for piece in share:
+            assert piece.size < 10_000 or at % shares.LINE == 0
+            at += piece.size

@@ -101,8 +101,7 @@ class Save:
             self._shares = shares.divide(extents, self._size)
             mine = [shares.Piece(h.extent, 0, h.extent.items) for h in parts.mine.values() if h.extent.items]
             pieces = sorted(
-                self._shares[self._rank] + mine,
-                key=lambda piece: (-piece.extent.itemsize, piece.size % shares.LINE > 0),
+                self._shares[self._rank] + mine, key=lambda piece: shares.place(piece.size, piece.extent.itemsize)
             )
             head = shares.header(pieces)
             filled = buffer.fill(pieces, parts.shared | parts.mine, head)

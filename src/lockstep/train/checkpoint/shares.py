@@ -58,24 +58,28 @@ LINE = 64
 """Bytes of a cache line. 240 MB are copied in 41 ms where both sides begin on one, in 68 ms if one is 8 off."""
 
 
-def _place(extent: Extent) -> tuple[int, bool]:
-    """Large elements first, and among them those tensors first behind which the next one lies on a line again."""
-    return -extent.itemsize, extent.items * extent.itemsize % LINE > 0
+def place(size: int, itemsize: int) -> tuple[bool, int]:
+    """Where bytes come in a file: first those behind which the next ones lie on a line again, then by element size.
+
+    Example:
+        >>> sorted([(5008, 8), (4, 4), (128, 2), (640, 4)], key=lambda each: place(*each))
+        [(640, 4), (128, 2), (5008, 8), (4, 4)]
+    """
+    return size % LINE > 0, -itemsize
 
 
 def divide(extents: Sequence[Extent], size: int) -> list[list[Piece]]:
     """Divide tensors between ranks by bytes; at most ``size - 1`` of them are cut.
 
     Returns:
-        For each rank its pieces, with elements of most bytes first, so that each lies aligned in its file. Cuts are at
-        cache lines.
+        For each rank its pieces, in such an order that each lies aligned in its file. Cuts are at cache lines.
 
     Example:
         >>> a, b = Extent("a", "float32", (2, 10), 4), Extent("b", "float32", (14,), 4)
         >>> [[piece.key for piece in pieces] for pieces in divide([a, b], 2)]
         [['a[0:16]'], ['a[16:20]', 'b']]
     """
-    ordered = sorted(extents, key=_place)
+    ordered = sorted(extents, key=lambda extent: place(extent.items * extent.itemsize, extent.itemsize))
     total = sum(extent.items * extent.itemsize for extent in ordered)
     shares: list[list[Piece]] = [[] for _ in range(size)]
     at, rank = 0, 0
