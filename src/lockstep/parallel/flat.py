@@ -30,7 +30,7 @@ class Bucket:
         apart: Whether they travel by themselves.
         slots: The parameters.
         waiting: How many gradients are still to come.
-        sent: Whether it is under way or through.
+        sum: What starts the sum of `flat` over ranks, where it travels as it is; None until it first has.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Bucket:
             slot.bucket, slot.place, slot.large = self, place, place >= small
         self.work: Any = None
         self.words_work: Any = None
+        self.sum: Any = None
         self.wire: Tensor | None = None
         self.allocate()
         self.restart()
@@ -62,6 +63,7 @@ class Bucket:
     def allocate(self) -> None:
         """Lie in new memory."""
         size, flags, words = self._shape
+        self.sum = None
         self.flat = torch.zeros(size + flags + (0 if self.apart else words), dtype=self._kind[0], device=self._kind[1])
         self.body, self.tail = self.flat[:size], self.flat[size:]
         self.flags = self.tail[:flags]
@@ -77,7 +79,7 @@ class Bucket:
 
     def restart(self) -> None:
         """Wait for every gradient again."""
-        self.waiting, self.sent, self.complete, self._ready, self.work = len(self.slots), False, False, False, None
+        self.waiting, self.complete, self._ready, self.work = len(self.slots), False, False, None
         for slot in self.slots:
             slot.fired, slot.taken = 0, False
 

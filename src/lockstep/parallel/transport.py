@@ -75,11 +75,17 @@ class Summed:
 
     def send(self, bucket: Bucket) -> None:
         """Start the sum."""
-        dtype = wire_dtype(bucket.flat.dtype, self._wanted, self._peers.backend)
-        bucket.wire = bucket.flat if dtype == bucket.flat.dtype else bucket.flat.to(dtype)
-        if self._widens(bucket.flat.dtype):
-            bucket.wire[: len(bucket.body)].div_(self._peers.size)
-        bucket.work = self._peers.sum_soon(bucket.wire)
+        if bucket.sum is None:
+            dtype = wire_dtype(bucket.flat.dtype, self._wanted, self._peers.backend)
+            if dtype == bucket.flat.dtype:
+                bucket.sum = self._peers.prepare_sum(bucket.flat)
+        if bucket.sum is not None:
+            bucket.wire, bucket.work = bucket.flat, self._peers.start(bucket.sum)
+        else:
+            bucket.wire = bucket.flat.to(dtype)
+            if self._widens(bucket.flat.dtype):
+                bucket.wire[: len(bucket.body)].div_(self._peers.size)
+            bucket.work = self._peers.sum_soon(bucket.wire)
         send_words(bucket, self._peers)
 
     def receive(self, bucket: Bucket) -> None:

@@ -26,6 +26,7 @@ from lockstep.shm.work import Finished, Job, Lane, Pending
 
 NOTHING = Finished([])
 """What a synchronous call returns: torch only asks whether it is over."""
+LATER = c10d.AllreduceOptions()
 
 
 def start_group(options: Any, _: object = None) -> "SharedMemoryGroup":
@@ -69,6 +70,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return self._do(job, opts, tensors, small=small(tensors))
 
     allreduce_coalesced = allreduce
+
+    def sum_again(self, x: Tensor, job: Job) -> Finished | Pending:
+        """Do what `Tensors.prepare_sum` has settled for a CPU tensor, asynchronously."""
+        return self._do(job, LATER, [x], small=small([x]))
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Any:  # type: ignore[override]
         """Reduce in place, on one rank; the others keep what they have."""

@@ -12,6 +12,7 @@ from lockstep.shm import agreement as agreed
 from lockstep.shm.agreement import NUMBERS, REDUCTIONS, UNKNOWN
 from lockstep.shm.member import Member
 from lockstep.shm.segment import CHUNK
+from lockstep.shm.work import Job
 
 Operation = tuple[agreed.Reduction, Any]
 """The core's numbers, and a factor for every input if there is one."""
@@ -64,6 +65,20 @@ class Tensors:
         )
         if flat is not x and (kind == agreed.ALL_REDUCE or root == self.rank):
             x.copy_(flat)
+
+    def prepare_sum(self, x: Tensor) -> Job:
+        """All that a sum in place of the same memory needs, settled once: who sums in every step saves half of the call.
+
+        Args:
+            x: Contiguous; it lies where it is as long as the job is used.
+        """
+        number, type_, each = REDUCTIONS[x.dtype, dist.ReduceOp.SUM]
+        call, address, count, width = self.member.call, x.data_ptr(), x.numel() * each, x.element_size() // each
+
+        def job(pace: int) -> None:
+            call(pace, agreed.ALL_REDUCE, number, type_, 0, count, width, address, address)
+
+        return job
 
     def reduce_parts(self, pace: int, out: Tensor, parts: Sequence[Tensor], op: Operation) -> None:
         (number, type_, each), factor = op
