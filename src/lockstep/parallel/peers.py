@@ -11,6 +11,8 @@ from torch import Tensor
 
 from lockstep.errors import LockstepError, LostRankError
 from lockstep.parallel.roll_call import missing_ranks
+from lockstep.shm.placed import Placed, place
+from lockstep.shm.segment import CHUNK
 
 
 class Peers:
@@ -39,11 +41,22 @@ class Peers:
         """Start to sum ``x`` over ranks in place; gives torch's work."""
         return self.start(partial(self.group.allreduce, [x]))
 
-    def prepare_sum(self, x: Tensor) -> Callable[[], Any]:
-        """What `start` needs to sum ``x``, whose memory stays where it is, over ranks in place, in every step."""
+    def prepare_sum(self, x: Tensor, placed: Placed | None = None) -> Callable[[], Any]:
+        """What `start` needs to sum ``x``, whose memory stays where it is, over ranks in place, in every step.
+
+        Args:
+            x: What to sum.
+            placed: What `place` gave, if ``x`` lies there.
+        """
         if self.backend == "shm" and x.is_cpu:
-            return partial(self.group.sum_again, x, self.group._tensors.prepare_sum(x))
+            return partial(self.group.sum_again, x, self.group._tensors.prepare_sum(x, placed))
         return partial(self.group.allreduce, [x])
+
+    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> Placed | None:
+        """A flat tensor that all ranks see, made on all of them at once; None where it cannot be or would not help."""
+        if self.backend != "shm" or device.type != "cpu" or count * dtype.itemsize <= CHUNK:
+            return None
+        return place(self.group, count, dtype)
 
     def start(self, call: Callable[[], Any]) -> Any:
         """Make a call of the group; gives torch's work."""

@@ -10,6 +10,7 @@ from lockstep.errors import UsageError
 from lockstep.parallel.flat import Bucket
 from lockstep.parallel.hooked import HookBucket
 from lockstep.parallel.peers import Peers
+from lockstep.shm.placed import Placed
 
 WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _HALVES = (torch.bfloat16, torch.float16)
@@ -24,6 +25,10 @@ class Transport(Protocol):
 
     def narrow(self, dtype: torch.dtype) -> bool:
         """Whether gradients of a dtype travel in halves, in which not every number can be counted to."""
+        ...
+
+    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> Placed | None:
+        """Memory for a bucket that all ranks see; None if it may lie anywhere. All ranks call it alike."""
         ...
 
     def send(self, bucket: Bucket) -> None:
@@ -73,12 +78,17 @@ class Summed:
     def _widens(self, dtype: torch.dtype) -> bool:
         return wire_dtype(dtype, self._wanted, self._peers.backend).itemsize > dtype.itemsize
 
+    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> Placed | None:
+        """Where the group has such memory, and buckets travel as they are."""
+        same = wire_dtype(dtype, self._wanted, self._peers.backend) == dtype
+        return self._peers.place(count, dtype, device) if same else None
+
     def send(self, bucket: Bucket) -> None:
         """Start the sum."""
         if bucket.sum is None:
             dtype = wire_dtype(bucket.flat.dtype, self._wanted, self._peers.backend)
             if dtype == bucket.flat.dtype:
-                bucket.sum = self._peers.prepare_sum(bucket.flat)
+                bucket.sum = self._peers.prepare_sum(bucket.flat, bucket.placed)
         if bucket.sum is not None:
             bucket.wire, bucket.work = bucket.flat, self._peers.start(bucket.sum)
         else:
@@ -123,6 +133,9 @@ class Hooked:
     def narrow(self, dtype: torch.dtype) -> bool:
         """As wide as they are."""
         return dtype in _HALVES
+
+    def place(self, *_: object) -> None:
+        """Hooks give their results in memory of their own."""
 
     def send(self, bucket: Bucket) -> None:
         """Call the hook, or have it called later."""

@@ -71,7 +71,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     allreduce_coalesced = allreduce
 
-    def sum_again(self, x: Tensor, job: Job) -> Finished | Pending:
+    def sum_again(self, x: Tensor, job: Job) -> Any:
         """Do what `Tensors.prepare_sum` has settled for a CPU tensor, asynchronously."""
         return self._do(job, LATER, [x], small=small([x]))
 
