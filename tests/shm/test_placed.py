@@ -13,6 +13,7 @@ from ranks import run_ranks
 
 from lockstep.errors import LostRankError, MismatchError
 from lockstep.shm import placed, segment
+from lockstep.shm.tensors import LATER
 
 few = settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)
@@ -22,7 +23,7 @@ BRINGS = ("placed", "other", "own")  # the tensor that is placed, another one th
 
 def prepared(tensor, where=None):
     group = dist.group.WORLD
-    return lambda: group.sum_again(tensor, group._tensors.prepare_sum(tensor, where)).wait()
+    return lambda: group.sum_again(tensor, group._tensors.prepare_sum(tensor, where), LATER).wait()
 
 
 def values(count, dtype, rank):

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from lockstep.parallel.buckets import small_first
 from lockstep.parallel.engine import storage_uses
 from lockstep.parallel.slots import Slot, room
-from lockstep.shm.placed import Placed
+
+if TYPE_CHECKING:
+    from lockstep.shm.placed import Placed
 
 # From this size on a gradient is copied as soon as it is there, while it is in the cache and so that its memory is free
 # again; smaller ones are copied together when the bucket is full, which costs a sixth of the time of one call each.
@@ -29,6 +31,7 @@ class Bucket:
         flat: Everything that travels.
         body: The gradients.
         words: The numbers at the end.
+        last: Whether it is the last one of a round.
         apart: Whether they travel by themselves.
         slots: The parameters.
         waiting: How many gradients are still to come.
@@ -44,7 +47,7 @@ class Bucket:
         scale: float,
         words: int,
         apart: bool,
-        memory: Callable[[int, torch.dtype, torch.device], Placed | None] = lambda *_: None,
+        memory: Callable[[int, torch.dtype, torch.device], "Placed | None"] = lambda *_: None,
     ) -> None:
         order, small = small_first([slot.param.numel() * slot.param.element_size() for slot in slots], LARGE)
         self.number, self.scale = number, scale
@@ -54,7 +57,8 @@ class Bucket:
         self._small = small
         self._shape = (sum(room(param) for param in self.params), len(slots), words)
         self._kind = kind
-        self.apart = apart and words > 0
+        self.last = words > 0
+        self.apart = apart and self.last
         for place, slot in enumerate(self.slots):
             slot.bucket, slot.place, slot.large = self, place, place >= small
         self.work: Any = None

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -11,8 +11,16 @@ from torch import Tensor
 
 from lockstep.errors import LockstepError, LostRankError
 from lockstep.parallel.roll_call import missing_ranks
-from lockstep.shm.placed import Placed, place
-from lockstep.shm.segment import CHUNK
+
+if TYPE_CHECKING:
+    from lockstep.shm.placed import Placed
+
+
+class _InWait:
+    """Work that is done when it is waited for."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.wait = call
 
 
 class Peers:
@@ -41,22 +49,33 @@ class Peers:
         """Start to sum ``x`` over ranks in place; gives torch's work."""
         return self.start(partial(self.group.allreduce, [x]))
 
-    def prepare_sum(self, x: Tensor, placed: Placed | None = None) -> Callable[[], Any]:
+    def prepare_sum(self, x: Tensor, placed: "Placed | None" = None, *, last: bool = False) -> Callable[[], Any]:
         """What `start` needs to sum ``x``, whose memory stays where it is, over ranks in place, in every step.
 
         Args:
             x: What to sum.
             placed: What `place` gave, if ``x`` lies there.
+            last: It is waited for before anything else is started. On shm the caller then does it itself, when it
+                waits: handing it to a thread would take longer.
         """
-        if self.backend == "shm" and x.is_cpu:
-            return partial(self.group.sum_again, x, self.group._tensors.prepare_sum(x, placed))
-        return partial(self.group.allreduce, [x])
+        if self.backend != "shm" or not x.is_cpu:
+            return partial(self.group.allreduce, [x])
+        from lockstep.shm.tensors import LATER, NOW
 
-    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> Placed | None:
+        job = self.group._tensors.prepare_sum(x, placed)
+        if not last:
+            return partial(self.group.sum_again, x, job, LATER)
+        in_wait = _InWait(partial(self.group.sum_again, x, job, NOW))
+        return lambda: in_wait
+
+    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> "Placed | None":
         """A flat tensor that all ranks see, made on all of them at once; None where it cannot be or would not help."""
-        if self.backend != "shm" or device.type != "cpu" or count * dtype.itemsize <= CHUNK:
+        if self.backend != "shm" or device.type != "cpu":
             return None
-        return place(self.group, count, dtype)
+        from lockstep.shm.placed import place
+        from lockstep.shm.segment import CHUNK
+
+        return place(self.group, count, dtype) if count * dtype.itemsize > CHUNK else None
 
     def start(self, call: Callable[[], Any]) -> Any:
         """Make a call of the group; gives torch's work."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -10,7 +10,9 @@ from lockstep.errors import UsageError
 from lockstep.parallel.flat import Bucket
 from lockstep.parallel.hooked import HookBucket
 from lockstep.parallel.peers import Peers
-from lockstep.shm.placed import Placed
+
+if TYPE_CHECKING:
+    from lockstep.shm.placed import Placed
 
 WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _HALVES = (torch.bfloat16, torch.float16)
@@ -27,7 +29,7 @@ class Transport(Protocol):
         """Whether gradients of a dtype travel in halves, in which not every number can be counted to."""
         ...
 
-    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> Placed | None:
+    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> "Placed | None":
         """Memory for a bucket that all ranks see; None if it may lie anywhere. All ranks call it alike."""
         ...
 
@@ -78,7 +80,7 @@ class Summed:
     def _widens(self, dtype: torch.dtype) -> bool:
         return wire_dtype(dtype, self._wanted, self._peers.backend).itemsize > dtype.itemsize
 
-    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> Placed | None:
+    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> "Placed | None":
         """Where the group has such memory, and buckets travel as they are."""
         same = wire_dtype(dtype, self._wanted, self._peers.backend) == dtype
         return self._peers.place(count, dtype, device) if same else None
@@ -88,7 +90,7 @@ class Summed:
         if bucket.sum is None:
             dtype = wire_dtype(bucket.flat.dtype, self._wanted, self._peers.backend)
             if dtype == bucket.flat.dtype:
-                bucket.sum = self._peers.prepare_sum(bucket.flat, bucket.placed)
+                bucket.sum = self._peers.prepare_sum(bucket.flat, bucket.placed, last=bucket.last)
         if bucket.sum is not None:
             bucket.wire, bucket.work = bucket.flat, self._peers.start(bucket.sum)
         else:

@@ -26,7 +26,6 @@ from lockstep.shm.work import Finished, Job, Lane, Pending
 
 NOTHING = Finished([])
 """What a synchronous call returns: torch only asks whether it is over."""
-LATER = c10d.AllreduceOptions()
 
 
 def start_group(options: Any, _: object = None) -> "SharedMemoryGroup":
@@ -71,9 +70,9 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     allreduce_coalesced = allreduce
 
-    def sum_again(self, x: Tensor, job: Job) -> Any:
-        """Do what `Tensors.prepare_sum` has settled for a CPU tensor, asynchronously."""
-        return self._do(job, LATER, [x], small=small([x]))
+    def sum_again(self, x: Tensor, job: Job, opts: Any) -> Any:
+        """Do what `Tensors.prepare_sum` has settled for a CPU tensor, `NOW` or `LATER`."""
+        return self._do(job, opts, [x], small=small([x]))
 
     def reduce(self, tensors: list[Tensor], opts: Any) -> Any:  # type: ignore[override]
         """Reduce in place, on one rank; the others keep what they have."""

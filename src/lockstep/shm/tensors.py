@@ -18,6 +18,9 @@ from lockstep.shm.work import Job
 Operation = tuple[agreed.Reduction, Any]
 """The core's numbers, and a factor for every input if there is one."""
 
+NOW, LATER = dist.AllreduceOptions(), dist.AllreduceOptions()
+NOW.asyncOp, LATER.asyncOp = False, True
+
 
 def plain(x: Tensor) -> Tensor:
     """The tensor itself if it lies in memory as it is counted, else a copy that does."""
