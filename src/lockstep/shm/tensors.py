@@ -82,7 +82,8 @@ class Tensors:
 
         homes, place = (placed.homes, placed.number) if placed is not None else (None, 0)
 
-        def job(pace: int) -> None:
+        # The memory stays as long as the job does: what are only addresses in a call would be unmapped under it.
+        def job(pace: int, _: object = (x, placed)) -> None:
             call(pace, agreed.ALL_REDUCE, number, type_, 0, count, width, address, address, homes=homes, place=place)
 
         return job
