@@ -14,15 +14,26 @@ SIZES = (4, 64, 1024, 16 * 1024, 256 * 1024, 1 << 20, 4 << 20, 25 << 20, 100 * 1
 ROUNDS = 7
 
 
-def calls(size, bytes_):
-    """Each collective on float32 messages of so many bytes (all_gather: from each rank)."""
+def calls(size, bytes_, shm):
+    """Each collective on float32 messages of so many bytes (all_gather: from each rank).
+
+    "a bucket" is how lockstep's reducer sums gradients on shm, where they lie; beside it the all_reduce of gloo.
+    """
     import torch
     import torch.distributed as dist
 
+    from lockstep.shm.placed import place
+    from lockstep.shm.tensors import LATER
+
     x = torch.ones(bytes_ // 4)
+    bucket = place(shm, bytes_ // 4, torch.float32)
+    again = shm._tensors.prepare_sum(bucket.own, bucket)
     parts = [torch.empty_like(x) for _ in range(size)]
     return {
         "all_reduce": lambda group: dist.all_reduce(x, group=group),
+        "a bucket": lambda group: (
+            group.sum_again(bucket.own, again, LATER).wait() if group is shm else dist.all_reduce(x, group=group)
+        ),
         "all_gather": lambda group: dist.all_gather(parts, x, group=group),
         "broadcast": lambda group: dist.broadcast(x, 0, group=group),
         "barrier": lambda group: dist.barrier(group=group),
@@ -39,7 +50,7 @@ def measure(rank, size, store, results):
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size)
     groups = {"gloo": dist.group.WORLD, "shm": dist.new_group(backend="shm")}
     for bytes_ in SIZES:
-        for name, call in calls(size, bytes_).items():
+        for name, call in calls(size, bytes_, groups["shm"]).items():
             if name == "barrier" and bytes_ != SIZES[0]:
                 continue
             times = in_turn(call, groups, repeats=max(1, min(200, (4 << 20) // bytes_)))

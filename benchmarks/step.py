@@ -62,6 +62,8 @@ def variants(name):
     }
     if hasattr(lockstep, "replicate"):
         found["lockstep.replicate"] = lockstep.replicate(build(name)[0])
+        if name == "cnn":  # as in DDP, batch norm over each rank's own samples
+            found["without sync batch norm"] = lockstep.replicate(build(name)[0], sync_batchnorm=False)
     return found
 
 
@@ -106,14 +108,14 @@ def launch(name, ranks):
 
 def main():
     kept = {}
-    print(f"{machine()}\n\n{'':14}{'':22}{'samples/s':>12}{'of gloo':>10}{'efficiency':>12}{'of in step':>12}")
+    print(f"{machine()}\n\n{'':14}{'':24}{'samples/s':>12}{'of gloo':>10}{'efficiency':>12}{'of in step':>12}")
     for name in sys.argv[1:] or MODELS:
         alone, together = launch(name, 1)["alone"], launch(name, 2)
         kept[name] = {"alone": alone, **together}
-        print(f"{name:14}{'one rank':22}{alone:>12.0f}")
+        print(f"{name:14}{'one rank':24}{alone:>12.0f}")
         for variant, speed in together.items():
             print(
-                f"{'':14}{variant:22}{speed:>12.0f}{speed / together['DDP on gloo']:>10.2f}{speed / alone / 2:>12.2f}"
+                f"{'':14}{variant:24}{speed:>12.0f}{speed / together['DDP on gloo']:>10.2f}{speed / alone / 2:>12.2f}"
                 f"{speed / together[IN_STEP]:>12.2f}"
             )
     keep("step", kept)

@@ -55,7 +55,7 @@ def test_an_order_seen_in_part_is_completed(planned, seen):
 
 @given(steps=st.lists(st.integers(0, 20), min_size=1, max_size=5))
 def test_ranks_are_in_step_if_their_counts_agree_modulo_four(steps):
-    rows = [say(changed=False, late=False, failed=False, inactive=False, weight=1.0, steps=step) for step in steps]
+    rows = [say(changed=False, late=False, failed=False, inactive=False, steps=step) for step in steps]
     heard = understand([sum(column) for column in zip(*rows, strict=True)])
 
     assert in_step(heard) == (len({step % 4 for step in steps}) == 1)

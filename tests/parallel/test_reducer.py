@@ -550,43 +550,6 @@ def test_gradients_may_travel_in_halves(communicate):
         torch.testing.assert_close(a, p.grad, rtol=3e-2, atol=1e-3)
 
 
-def weighted(rank, counts, units, micro_batches):
-    model = lockstep.replicate(Net())
-    reducer, found = reducer_of(model), []
-    for step, unit in enumerate(units):
-        model.zero_grad()
-        x = torch.cat([share(number, step) for number in range(9)])
-        start = sum(counts[:rank])
-        parts = x[start : start + counts[rank]].chunk(micro_batches) if counts[rank] else []
-        reducer.weigh(counts[rank], unit)
-        for number, part in enumerate(parts):
-            loss = model(part).square().sum() / unit
-            if number < len(parts) - 1:
-                with lockstep.no_sync(model):
-                    loss.backward()
-            else:
-                loss.backward()
-        if not parts:
-            lockstep.sync_gradients(model)
-        found.append(([p.grad.clone() for p in model.parameters()], reducer.total_weight))
-    return found
-
-
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_g01_weights_make_uneven_batches_exact(micro_batches):
-    counts, units = [4, 1, 0, 8], [1.0, 13 / 4, 2.5]
-    exact = Net()
-
-    for found in run_ranks(weighted, 4, counts, units, micro_batches):
-        for step, (grads, total) in enumerate(found):
-            exact.zero_grad()
-            x = torch.cat([share(number, step) for number in range(9)])[:13]
-            (exact(x).square().sum() / 13).backward()
-            assert total == 13
-            for grad, p in zip(grads, exact.parameters(), strict=True):
-                torch.testing.assert_close(grad, p.grad, rtol=1e-12, atol=1e-12)
-
-
 def compiled(rank):
     found = []
     for how in ("whole", "in place", "by block"):

@@ -16,6 +16,8 @@ from ranks import _context
 from shm import calls
 
 import lockstep
+from lockstep.shm.placed import place
+from lockstep.shm.tensors import LATER, NOW
 
 SIZES = (1, 1000, 200_000, 3_000_000)
 
@@ -26,11 +28,19 @@ def start_group(folder, rank, size, timeout):
     dist.group.WORLD.set_timeout(timedelta(seconds=timeout))
 
 
+def bucket(parts, root, group, async_op):
+    """A sum in memory that all ranks map for it; where they cannot any more, any sum says why."""
+    group, x = dist.group.WORLD, parts[0]
+    where = place(group, x.numel(), x.dtype)
+    x = x if where is None else where.own
+    return group.sum_again(x, group._tensors.prepare_sum(x, where), LATER if async_op else NOW), [x]
+
+
 def work_for_ever(end, folder, rank, size, seed, timeout):
     """Random collectives, the same on every rank, until one fails; then say how."""
     torch.set_num_threads(1)
     start_group(folder, rank, size, timeout)
-    draw, every = random.Random(seed), calls.REDUCE | calls.MOVE
+    draw, every = random.Random(seed), calls.REDUCE | calls.MOVE | {"bucket": bucket, "another bucket": bucket}
     end.send("ready")
     while True:
         name, count, later = draw.choice(list(every)), draw.choice(SIZES), draw.random() < 0.3

@@ -19,7 +19,6 @@ class Control(NamedTuple):
         late: A gradient grew once more after its bucket had left.
         failed: The backward raised.
         inactive: This rank has no more data.
-        weight: What this rank's gradients count.
         step0: An active rank has taken a number of optimizer steps that leaves this rest when divided by `STEPS`.
         step1: The same for the next rest.
         step2: And the next.
@@ -33,7 +32,6 @@ class Control(NamedTuple):
     late: float
     failed: float
     inactive: float
-    weight: float
     step0: float
     step1: float
     step2: float
@@ -48,14 +46,14 @@ class Control(NamedTuple):
         return self[-CARRIED:]
 
 
-WORDS = 5 + STEPS + CARRIED
+WORDS = 4 + STEPS + CARRIED
 
 
-def say(*, changed: bool, late: bool, failed: bool, inactive: bool, weight: float, steps: int) -> Control:
+def say(*, changed: bool, late: bool, failed: bool, inactive: bool, steps: int) -> Control:
     """Put a rank's state into words; a rank that is not active has no step of its own."""
     one_hot = [0.0] * STEPS
     one_hot[steps % STEPS] = float(not inactive)
-    return Control(float(changed), float(late), float(failed), float(inactive), float(weight), *one_hot)
+    return Control(float(changed), float(late), float(failed), float(inactive), *one_hot)
 
 
 @lru_cache(maxsize=8)  # the same few words come again and again, and a tensor costs more to make than to copy
@@ -73,7 +71,7 @@ def in_step(heard: Control) -> bool:
     """Whether all active ranks have taken the same number of optimizer steps (modulo `STEPS`).
 
     Example:
-        >>> rest = dict(changed=False, late=False, failed=False, inactive=False, weight=1.0)
+        >>> rest = dict(changed=False, late=False, failed=False, inactive=False)
         >>> one, other = say(**rest, steps=5), say(**rest, steps=6)
         >>> same, different = ([a + b for a, b in zip(one, row)] for row in (one, other))
         >>> in_step(understand(same)), in_step(understand(different))

@@ -1,8 +1,9 @@
 """A bucket: gradients of one dtype and device, one behind the other in one flat tensor, of which each is a view."""
 
 import sys
+from collections.abc import Callable
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from lockstep.parallel.buckets import small_first
 from lockstep.parallel.engine import storage_uses
 from lockstep.parallel.slots import Slot, room
+
+if TYPE_CHECKING:
+    from lockstep.shm.placed import Placed
 
 # From this size on a gradient is copied as soon as it is there, while it is in the cache and so that its memory is free
 # again; smaller ones are copied together when the bucket is full, which costs a sixth of the time of one call each.
@@ -27,10 +31,12 @@ class Bucket:
         flat: Everything that travels.
         body: The gradients.
         words: The numbers at the end.
+        last: Whether it is the last one of a round.
         apart: Whether they travel by themselves.
         slots: The parameters.
         waiting: How many gradients are still to come.
-        sent: Whether it is under way or through.
+        placed: Memory that all ranks see, if `flat` lies there.
+        sum: What starts the sum of `flat` over ranks, where it travels as it is; None until it first has.
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class Bucket:
         scale: float,
         words: int,
         apart: bool,
+        memory: Callable[[int, torch.dtype, torch.device], "Placed | None"] = lambda *_: None,
     ) -> None:
         order, small = small_first([slot.param.numel() * slot.param.element_size() for slot in slots], LARGE)
         self.number, self.scale = number, scale
@@ -50,19 +57,33 @@ class Bucket:
         self._small = small
         self._shape = (sum(room(param) for param in self.params), len(slots), words)
         self._kind = kind
-        self.apart = apart and words > 0
+        self.last = words > 0
+        self.apart = apart and self.last
         for place, slot in enumerate(self.slots):
             slot.bucket, slot.place, slot.large = self, place, place >= small
         self.work: Any = None
         self.words_work: Any = None
+        self.sum: Any = None
         self.wire: Tensor | None = None
-        self.allocate()
+        self.placed = memory(self._length(), *kind)
+        self._lie_in(self.placed.own if self.placed is not None else self._new_memory())
         self.restart()
 
     def allocate(self) -> None:
-        """Lie in new memory."""
+        """Lie in new memory; this rank's alone, since the others know nothing of it."""
+        self.placed = self.sum = None
+        self._lie_in(self._new_memory())
+
+    def _length(self) -> int:
         size, flags, words = self._shape
-        self.flat = torch.zeros(size + flags + (0 if self.apart else words), dtype=self._kind[0], device=self._kind[1])
+        return size + flags + (0 if self.apart else words)
+
+    def _new_memory(self) -> Tensor:
+        return torch.zeros(self._length(), dtype=self._kind[0], device=self._kind[1])
+
+    def _lie_in(self, memory: Tensor) -> None:
+        size, flags, words = self._shape
+        self.flat = memory
         self.body, self.tail = self.flat[:size], self.flat[size:]
         self.flags = self.tail[:flags]
         self.words = torch.zeros(words, device=self._kind[1]) if self.apart else self.tail[flags:]
@@ -77,7 +98,7 @@ class Bucket:
 
     def restart(self) -> None:
         """Wait for every gradient again."""
-        self.waiting, self.sent, self.complete, self._ready, self.work = len(self.slots), False, False, False, None
+        self.waiting, self.complete, self._ready, self.work = len(self.slots), False, False, None
         for slot in self.slots:
             slot.fired, slot.taken = 0, False
 

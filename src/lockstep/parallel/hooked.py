@@ -18,7 +18,7 @@ class HookBucket:
 
     def is_last(self) -> bool:
         """Whether it is the last one of this backward."""
-        return self._bucket.words.numel() > 0
+        return self._bucket.last
 
     def buffer(self) -> Tensor:
         """All gradients, flat."""

@@ -58,7 +58,7 @@ class Layout:
     def _bucket(self, number: int, slots: list[Slot], words: int) -> Bucket:
         dtype, device = (real_dtype(slots[0].param), slots[0].param.device) if slots else (torch.float32, self._device)
         scale, apart = self._transport.scale_for(dtype), self._transport.narrow(dtype)
-        return Bucket(number, slots, (dtype, device), scale, words, apart)
+        return Bucket(number, slots, (dtype, device), scale, words, apart, self._transport.place)
 
     def _divide(self) -> list[list[int]]:
         pieces = [Piece(slot.param.nbytes, (real_dtype(slot.param), slot.param.device)) for slot in self.dense]

@@ -41,6 +41,9 @@ class Predivided:
     def _averaged_wide(self, dtype: torch.dtype) -> bool:
         return self._wide and dtype in _HALVES
 
+    def place(self, *_: object) -> None:
+        """Anywhere."""
+
     def send(self, bucket: Bucket) -> None:
         """Start the sum."""
         for slot in bucket.slots:

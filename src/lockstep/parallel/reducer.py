@@ -48,8 +48,6 @@ class Reducer:
         inactive: Whether this rank has no more data and only keeps the others company.
         over_active: Whether the average is taken over the ranks that are not inactive.
         steps: How many optimizer steps this rank has taken.
-        weight: What this rank's gradients count, see `weigh`; None for a plain average.
-        total_weight: The sum of all ranks' weights in the last round.
         times: What the average is multiplied by at the very end of a round.
         carried: The sums over ranks of what `carry` was given before the last round.
     """
@@ -67,8 +65,7 @@ class Reducer:
     ) -> None:
         self.peers, self.transport = peers, transport
         self.syncing, self.inactive, self.over_active, self.steps = True, False, True, 0
-        self.weight: tuple[float, float] | None = None
-        self.total_weight, self.times = 0.0, 1.0
+        self.times = 1.0
         self.carried: tuple[float, ...] = _NOTHING_CARRIED
         self._load: Sequence[float] | Tensor = _NOTHING_CARRIED
         self.device = device
@@ -204,9 +201,7 @@ class Reducer:
 
     def _factor(self, heard: Control) -> float:
         """What the plain average over all ranks has to be multiplied by."""
-        self.total_weight, self.carried = heard.weight, heard.carried
-        if self.weight is not None:
-            return self.peers.size * self.weight[1] / heard.weight if heard.weight else 0.0
+        self.carried = heard.carried
         if heard.inactive and self.over_active:
             return self.times * self.peers.size / max(1.0, self.peers.size - heard.inactive)
         return self.times
@@ -230,7 +225,6 @@ class Reducer:
             late=bool(self._late),
             failed=self._failed,
             inactive=self.inactive,
-            weight=0.0 if self.inactive else 1.0 if self.weight is None else self.weight[0],
             steps=self.steps,
         )[:-CARRIED]
         for bucket in self._layout.buckets[self._next :]:
@@ -326,20 +320,6 @@ class Reducer:
             self._finish()
         # The next call belongs to the next step, whether that has a backward on this rank or not.
         self._sent = False
-
-    def weigh(self, own: float, unit: float = 1.0) -> None:
-        """Weigh this rank's gradients from here on: the average is then exact, however samples fall on ranks.
-
-        Args:
-            own: What this rank's gradients of the coming round count, such as its number of samples or tokens, over all
-                of its micro-batches. 0 for a rank without any.
-            unit: Gradients are those of Σ weight · loss / ``unit`` on this rank; the same number on every rank. With
-                the mean weight of a rank in the last round, `total_weight` / ranks, nothing is left to do as long as it
-                stays the same.
-
-        The result is Σ over ranks of what they have, times ``unit``, divided by the sum of all ranks' weights.
-        """
-        self.weight = own, unit
 
     def carry(self, numbers: Sequence[float] | Tensor) -> None:
         """Add up three numbers more over ranks in the coming round, which costs no collective of its own.

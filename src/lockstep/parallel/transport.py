@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -10,6 +10,9 @@ from lockstep.errors import UsageError
 from lockstep.parallel.flat import Bucket
 from lockstep.parallel.hooked import HookBucket
 from lockstep.parallel.peers import Peers
+
+if TYPE_CHECKING:
+    from lockstep.shm.placed import Placed
 
 WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _HALVES = (torch.bfloat16, torch.float16)
@@ -24,6 +27,10 @@ class Transport(Protocol):
 
     def narrow(self, dtype: torch.dtype) -> bool:
         """Whether gradients of a dtype travel in halves, in which not every number can be counted to."""
+        ...
+
+    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> "Placed | None":
+        """Memory for a bucket that all ranks see; None if it may lie anywhere. All ranks call it alike."""
         ...
 
     def send(self, bucket: Bucket) -> None:
@@ -73,13 +80,24 @@ class Summed:
     def _widens(self, dtype: torch.dtype) -> bool:
         return wire_dtype(dtype, self._wanted, self._peers.backend).itemsize > dtype.itemsize
 
+    def place(self, count: int, dtype: torch.dtype, device: torch.device) -> "Placed | None":
+        """Where the group has such memory, and buckets travel as they are."""
+        same = wire_dtype(dtype, self._wanted, self._peers.backend) == dtype
+        return self._peers.place(count, dtype, device) if same else None
+
     def send(self, bucket: Bucket) -> None:
         """Start the sum."""
-        dtype = wire_dtype(bucket.flat.dtype, self._wanted, self._peers.backend)
-        bucket.wire = bucket.flat if dtype == bucket.flat.dtype else bucket.flat.to(dtype)
-        if self._widens(bucket.flat.dtype):
-            bucket.wire[: len(bucket.body)].div_(self._peers.size)
-        bucket.work = self._peers.sum_soon(bucket.wire)
+        if bucket.sum is None:
+            dtype = wire_dtype(bucket.flat.dtype, self._wanted, self._peers.backend)
+            if dtype == bucket.flat.dtype:
+                bucket.sum = self._peers.prepare_sum(bucket.flat, bucket.placed, last=bucket.last)
+        if bucket.sum is not None:
+            bucket.wire, bucket.work = bucket.flat, self._peers.start(bucket.sum)
+        else:
+            bucket.wire = bucket.flat.to(dtype)
+            if self._widens(bucket.flat.dtype):
+                bucket.wire[: len(bucket.body)].div_(self._peers.size)
+            bucket.work = self._peers.sum_soon(bucket.wire)
         send_words(bucket, self._peers)
 
     def receive(self, bucket: Bucket) -> None:
@@ -117,6 +135,9 @@ class Hooked:
     def narrow(self, dtype: torch.dtype) -> bool:
         """As wide as they are."""
         return dtype in _HALVES
+
+    def place(self, *_: object) -> None:
+        """Hooks give their results in memory of their own."""
 
     def send(self, bucket: Bucket) -> None:
         """Call the hook, or have it called later."""

@@ -12,6 +12,8 @@ class Segment:
         outs: int | tuple[int, ...],
         give: int | tuple[int, ...] | None,
         take: int | tuple[int, ...] | None,
+        homes: tuple[int, ...] | None,
+        place: int,
         seconds: float,
         spins: int,
         yields: int,

@@ -70,6 +70,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     allreduce_coalesced = allreduce
 
+    def sum_again(self, x: Tensor, job: Job, opts: Any) -> Any:
+        """Do what `Tensors.prepare_sum` has settled for a CPU tensor, `NOW` or `LATER`."""
+        return self._do(job, opts, [x], small=small([x]))
+
     def reduce(self, tensors: list[Tensor], opts: Any) -> Any:  # type: ignore[override]
         """Reduce in place, on one rank; the others keep what they have."""
         if not tensors[0].is_cpu:

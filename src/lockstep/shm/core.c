@@ -78,9 +78,10 @@ static bool read_counts(const struct group *g, PyObject *x, uint64_t *to) {
 }
 
 PyDoc_STRVAR(run_doc,
-             "run(kind, op, type, root, count, width, ins, outs, give, take, seconds, spins, yields, brief) -> 0, or outcome + 256 * (culprit + 1)\n\n"
+             "run(kind, op, type, root, count, width, ins, outs, give, take, homes, place, seconds, spins, yields, brief) -> 0, or outcome + 256 * (culprit + 1)\n\n"
              "One collective. `ins` and `outs` are addresses by rank (a tuple; 0 for none), or one for ALL_REDUCE and REDUCE.\n"
              "`give` and `take` are elements by rank (a tuple or one number for all); `count` is compared between ranks.\n"
+             "`homes`, for an ALL_REDUCE in place: where every rank's message lies, and `place` its number, above 0; None and 0 for none.\n"
              "A brief call does not sleep. After outcome 7 (begun) the next call must be the same again; 8: it takes several rounds, nothing is done.");
 
 static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
@@ -88,16 +89,18 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t n) {
     struct job job;
     struct patience p;
     int kind, op, type, root, brief;
-    size_t count;
-    if (!arity(n, 14, "run")) return NULL;
+    size_t count, place;
+    if (!arity(n, 16, "run")) return NULL;
     if (!read_int(args[0], &kind) || !read_int(args[1], &op) || !read_int(args[2], &type) || !read_int(args[3], &root)) return NULL;
-    if (!read_size(args[4], &count) || !read_size(args[5], &job.width) || !read_patience(args[10], args[11], &p)) return NULL;
-    if (!read_int(args[12], &p.yields) || !read_int(args[13], &brief)) return NULL;
+    if (!read_size(args[4], &count) || !read_size(args[5], &job.width) || !read_patience(args[12], args[13], &p)) return NULL;
+    if (!read_int(args[14], &p.yields) || !read_int(args[15], &brief) || !read_size(args[11], &place)) return NULL;
     p.brief = brief != 0;
     memset(job.in, 0, sizeof(char *) * (size_t)g->size);
     memset(job.out, 0, sizeof(char *) * (size_t)g->size);
     if (!read_addresses(g, args[6], (void **)job.in) || !read_addresses(g, args[7], (void **)job.out)) return NULL;
     if (args[8] != Py_None && (!read_counts(g, args[8], job.give) || !read_counts(g, args[9], job.take))) return NULL;
+    job.place = args[10] != Py_None && kind == ALL_REDUCE ? place : 0;
+    if (job.place && !read_addresses(g, args[10], (void **)job.home)) return NULL;
     job.words = (struct words){.count = count, .kind = (uint32_t)kind, .op = (uint32_t)op, .type = (uint32_t)type, .root = (uint32_t)root};
     p.thread = PyEval_SaveThread();
     enum outcome why = run_job(g, &p, &job);

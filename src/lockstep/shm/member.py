@@ -39,6 +39,8 @@ class Member:
     def __init__(self, meeting: Meeting, rank: int, names: list[int], timeout: float) -> None:
         self.core = meeting.core
         self.timeout = timeout
+        self.pids = meeting.pids
+        self.places = 0  # tensors that all ranks have mapped (`lockstep.shm.placed`)
         self._meeting, self._rank, self._names = meeting, rank, names
         self._calls = 0
         self._failure: LockstepError | None = None
@@ -70,6 +72,8 @@ class Member:
         give: int | tuple[int, ...] | None = None,
         take: int | tuple[int, ...] | None = None,
         timeout: float | None = None,
+        homes: tuple[int, ...] | None = None,
+        place: int = 0,
     ) -> None:
         """Run one collective; the arguments are the core's.
 
@@ -85,7 +89,7 @@ class Member:
         number = self._calls
         try:
             verdict = self.core.run(
-                *(kind, op, type_, root, count, width, ins, outs, give, take),
+                *(kind, op, type_, root, count, width, ins, outs, give, take, homes, place),
                 *(seconds, self._spins[pace], self._yields[pace], pace >= AT_ONCE),
             )
         except BaseException:  # a signal's handler raised, Ctrl-C for one

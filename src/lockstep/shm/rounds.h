@@ -4,6 +4,7 @@
  *   hand_out     a board is cut into one pocket per rank                                              scatter, all_to_all, reduce_scatter
  *   reduce_small every rank shows all it has and reduces everything                                   all_reduce, reduce
  *   reduce_large every rank reduces its slice of a chunk; three stages of three chunks overlap        all_reduce, reduce
+ *   reduce_there every rank reduces its slice of a message that all have mapped, for everybody        all_reduce
  *
  * In the first round of each, ranks compare what they were called with. All of them see all words, so all come to the same verdict.
  *
@@ -25,6 +26,8 @@ struct job {
     const char *in[MOST_RANKS];
     char *out[MOST_RANKS];
     uint64_t give[MOST_RANKS], take[MOST_RANKS]; /* all_to_all: elements for and from each rank */
+    char *home[MOST_RANKS];        /* all_reduce in place: where every rank's message lies, as this process has it mapped */
+    uint64_t place;                /* a number for the memory that `home` is about, the same on all ranks; 0 for none */
 };
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
@@ -40,7 +43,9 @@ static char *shown_by(const struct group *g, int rank) { return board_of(g, rank
 static void write_words(struct group *g, const struct job *job) {
     char *board = next_board(g);
     *words_on(board) = job->words;
-    if (job->words.kind == ALL_TO_ALL) {
+    if (job->words.kind == ALL_REDUCE) {
+        shares_on(board)[0] = job->place;
+    } else if (job->words.kind == ALL_TO_ALL) {
         memcpy(shares_on(board), job->give, (size_t)g->size * sizeof(uint64_t));
         memcpy(shares_on(board) + g->size, job->take, (size_t)g->size * sizeof(uint64_t));
     }
@@ -215,16 +220,52 @@ static void take_slices(struct group *g, const struct job *job, struct part part
     }
 }
 
-/* In step s a rank shows chunk s, reduces chunk s - 1, which it saw all of at the end of the last step, and takes chunk s - 2. */
+/* The message lies in memory that all have mapped: no board is needed, only that all have come and, at the end, that all are through. */
+static enum outcome reduce_there(struct group *g, struct patience *p, const struct job *job) {
+    size_t per_line = LINE / job->width, count = job->words.count;
+    struct part part = {0, count, (count / (size_t)g->size + per_line) / per_line * per_line};
+    size_t end = slice_start(&part, g->rank + 1), n;
+    const char *sources[MOST_RANKS];
+    for (size_t at = slice_start(&part, g->rank); at < end; at += n) {
+        n = smaller(end - at, BLOCK);
+        for (int rank = 0; rank < g->size; rank++) sources[rank] = job->home[rank] + at * job->width;
+        char *out = job->home[g->rank] + at * job->width;
+        reduce_all(job->words.op, job->words.type, out, NULL, sources, g->size, n);
+        for (int rank = 0; rank < g->size; rank++) {
+            if (rank != g->rank) memcpy(job->home[rank] + at * job->width, out, n * job->width);
+        }
+    }
+    return end_round(g, p, job, false);
+}
+
+/* What the ranks have said of their messages' places: all the same, all none, or anything else. */
+enum places { NOWHERE, SOMEWHERE, THERE };
+
+static enum places compare_places(const struct group *g, const struct job *job) {
+    if (job->words.kind != ALL_REDUCE) return NOWHERE;
+    uint64_t first = shares_on(shown_by(g, 0))[0];
+    for (int rank = 1; rank < g->size; rank++) {
+        if (shares_on(shown_by(g, rank))[0] != first) return SOMEWHERE;
+    }
+    return first ? THERE : NOWHERE;
+}
+
+/* In step s a rank shows chunk s, reduces chunk s - 1, which it saw all of at the end of the last step, and takes chunk s - 2. In the first
+ * round a rank whose message has a place shows only that: if the others' have the same, no chunk is shown at all, and if not, it begins again. */
 static enum outcome reduce_large(struct group *g, struct patience *p, const struct job *job) {
     size_t whole = g->chunk / LINE * LINE / job->width, parts = (job->words.count + whole - 1) / whole;
-    for (size_t step = 0; step < parts + 2; step++) {
-        if (step == 0) write_words(g, job);
+    write_words(g, job);
+    if (!job->place) show_slices(g, job, part_of(g, job, 0));
+    enum outcome first = end_round(g, p, job, true);
+    if (first != DONE) return first;
+    enum places places = compare_places(g, job);
+    if (places == THERE) return reduce_there(g, p, job);
+    for (size_t step = places == NOWHERE ? 1 : 0; step < parts + 2; step++) {
         if (step < parts) show_slices(g, job, part_of(g, job, step));
         if (step >= 1 && step <= parts) reduce_slice(g, job, part_of(g, job, step - 1));
         if (step >= 2 && wants_result(g, job)) take_slices(g, job, part_of(g, job, step - 2));
         if (step > parts) break;
-        enum outcome why = end_round(g, p, job, step == 0);
+        enum outcome why = end_round(g, p, job, false);
         if (why != DONE) return why;
     }
     return DONE;

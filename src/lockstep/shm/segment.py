@@ -108,7 +108,7 @@ def create(store: Store, rank: int, size: int, timeout: float) -> Meeting:
         channel = ring_bytes(size)
         own, mine = -1, {"trouble": "", "fd": -1}
         if rank == 0:
-            own, mine = _attempt(lambda: _make(_core.segment_bytes(size, CHUNK, channel)), descriptors)
+            own, mine = _attempt(lambda: room_for(_core.segment_bytes(size, CHUNK, channel)), descriptors)
             table.put("made", mine)
         made = table.get("made/0", 0)
         if made["trouble"]:
@@ -147,7 +147,12 @@ def _apart(places: list[str]) -> str:
     return "" if other is None else f"ranks 0 and {other} run on different machines or in different containers"
 
 
-def _make(size: int) -> int:
+def room_for(size: int) -> int:
+    """Make a file without a name that others can map: its descriptor. All pages are taken; it stays as large as it is.
+
+    Raises:
+        OSError: There is no room.
+    """
     fd = os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.fchmod(fd, 0o600)
@@ -159,8 +164,13 @@ def _make(size: int) -> int:
     return fd
 
 
+def open_of(pid: int, fd: int) -> str:
+    """Where a process's descriptor can be opened by another."""
+    return f"/proc/{pid}/fd/{fd}"
+
+
 def _open(pid: int, fd: int) -> int:
-    return os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    return os.open(open_of(pid, fd), os.O_RDWR | os.O_CLOEXEC)
 
 
 class _Descriptors:

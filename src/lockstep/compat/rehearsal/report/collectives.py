@@ -12,6 +12,7 @@ from lockstep.shm.backend import SharedMemoryGroup
 KINDS = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
+    "sum_again": "all_reduce",
     "reduce": "reduce",
     "broadcast": "broadcast",
     "allgather": "all_gather",
@@ -34,7 +35,7 @@ KINDS = {
     "send": "send",
     "recv": "recv",
 }
-"""Methods of a group by both of torch's names, and what people call them."""
+"""Methods of a group by both of torch's names, and its own; and what people call them."""
 
 _GIVES_SECOND = frozenset(("all_gather", "gather", "reduce_scatter", "all_to_all"))
 """Their first argument is what comes out; what a rank gives is the second."""
