@@ -5,6 +5,7 @@ import pty
 import re
 import select
 import subprocess
+import time
 
 import pytest
 from hypothesis import given
@@ -65,23 +66,27 @@ def test_logs_hold_each_ranks_output_and_its_traceback(tmp_path):
 def on_a_terminal(arguments, keys=(), env=None):
     """Run on a real terminal; give the exit code and every byte that it showed.
 
-    ``keys`` are typed one after the other: each a pair, of what is waited for and what is typed then.
+    ``keys`` are typed one after the other: each a pair, of what is waited for and what is typed then. Ctrl-C is typed
+    again while nothing happens, as people do: between writing a prompt and reading, python does not look for it.
     """
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(arguments[0], arguments, os.environ | (env or {}))
-    shown, read, keys = b"", 0, list(keys)
+    shown, read, keys, typed, end = b"", 0, list(keys), b"", time.monotonic() + PATIENCE
     while True:
-        ready = select.select([terminal], [], [], PATIENCE)[0]
-        assert ready, shown
+        if not select.select([terminal], [], [], 3)[0]:
+            assert time.monotonic() < end, shown
+            if typed == b"\x03":
+                os.write(terminal, typed)
+            continue
         try:
             data = os.read(terminal, 65536)
         except OSError:
             break
-        shown += data
+        shown, end = shown + data, time.monotonic() + PATIENCE
         if keys and keys[0][0] in shown[read:]:
-            read = len(shown)
-            os.write(terminal, keys.pop(0)[1])
+            read, typed = len(shown), keys.pop(0)[1]
+            os.write(terminal, typed)
     os.close(terminal)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown
 
