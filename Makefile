@@ -1,13 +1,17 @@
-# make run: the main job on two ranks.   make test: lint, types, layers, tests.   Both make .venv first, if need be.
+# make run: the main job on two ranks.   make test: lint, types, layers, tests (make check: tests alone).   Both make .venv first, if need be.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test soak slurm env lint clean
+.PHONY: run test check soak slurm env lint clean
 
 run: env
 	$(BIN)/lockstep run -n 2 examples/digits.py
 
-test: lint
+# Many tests wait for processes: lint has its place beside them.
+test: env
+	@$(MAKE) --no-print-directory -j2 lint check
+
+check: env
 	$(BIN)/pytest -q
 
 # What takes too long for every change: hundreds of killed and stopped ranks, clean ends, random calls, very large tensors, killed runs.
