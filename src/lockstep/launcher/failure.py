@@ -136,6 +136,10 @@ def report(ends: Sequence[End], size: int, stopped_by: int = 0) -> str:
     Example:
         >>> print(report([End(1, 1, "ant", 0.5, code=3)], size=2), end="")
         lockstep: rank 1 of 2 (local rank 1 on ant) failed first: exit code 3
+        >>> seen_late = End(1, 1, "ant", 0.5, code=None, signal=9), End(0, 0, "ant", 0.4, code=None, signal=15)
+        >>> print(report(seen_late, size=2), end="")
+        lockstep: +0.00 s: rank 0 was ended (SIGTERM)
+        lockstep: rank 1 of 2 (local rank 1 on ant) failed first: SIGKILL
         >>> print(report([End(0, 0, "ant", 0.5, code=None, signal=15, told=True)], 1, stopped_by=15), end="")
         lockstep: told to end by SIGTERM, and so were its ranks
     """
@@ -148,9 +152,7 @@ def report(ends: Sequence[End], size: int, stopped_by: int = 0) -> str:
             f"; SIGKILL at last for {', '.join(map(str, killed))}\n" if killed else "\n"
         )
     others = sorted((end for end in ends if end.failed and end is not first), key=lambda end: end.when)
-    lines = [
-        f"lockstep: {end.when - first.when:+.2f} s: rank {end.rank} {_lot(end)} ({cause(end)})\n" for end in others
-    ]
+    lines = [f"lockstep: {_after(end, first):+.2f} s: rank {end.rank} {_lot(end)} ({cause(end)})\n" for end in others]
     where = f"rank {first.rank} of {size} (local rank {first.local_rank} on {first.host})"
     return "".join(lines) + f"lockstep: {where} failed first: {cause(first)}\n" + first.text + hint(first)
 
@@ -176,6 +178,12 @@ def hint(end: End) -> str:
     if not any(words in end.error for words in _NO_CUDA):
         return ""
     return "lockstep: this script wants a GPU. To rehearse it on the CPU: lockstep run --device cpu\n"
+
+
+def _after(end: End, first: End) -> float:
+    """Seconds. A rank that was ended for the first's failure came after it, in whatever order their ends were seen."""
+    after = end.when - first.when
+    return max(0.0, after) if _lot(end) == "was ended" else after
 
 
 def _lot(end: End) -> str:
