@@ -2,12 +2,16 @@
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
 LOCKSTEP = [sys.executable, "-m", "lockstep_cli"]
+SOAK = pytest.mark.skipif("LOCKSTEP_SOAK" not in os.environ, reason="takes too long for every change: make soak")
 PATIENCE = 90.0
 """Seconds after which a condition that should come true at once is given up, on the slowest machine."""
 
@@ -30,6 +34,14 @@ def run(folder, source, *options, arguments=(), timeout=PATIENCE, **more):
         check=False,
         **more,
     )
+
+
+def two_nodes(folder, source, *options):
+    """The commands of two nodes of one run, both on loopback, which needs no root."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), *options]
+    return [command(folder, source, *where, "--node-rank", str(node)) for node in range(2)]
 
 
 @contextlib.contextmanager

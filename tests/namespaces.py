@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-LOCKSTEP = [sys.executable, "-m", "lockstep_cli"]
+from launching import LOCKSTEP
+
 PATIENCE = 120.0
 _numbers = itertools.count()
 

@@ -11,6 +11,7 @@ from launching import LOCKSTEP, PATIENCE
 from torch.distributed.run import get_args_parser
 
 from lockstep.launcher import drop_in
+from lockstep_cli.run import run as run_command
 
 LAUNCH = [sys.executable, "-m", "lockstep.launch"]
 
@@ -261,3 +262,19 @@ def test_a_checkpoint_with_other_classes_is_read_where_it_is_trusted(tmp_path):
     command = [*LOCKSTEP, "run", "-n", "1", "--trust-checkpoints", "train.py"]
 
     assert ["Odd"] == lines(run(command, tmp_path, train__py=TRUSTS))
+
+
+SAME = (
+    "nnodes node_rank master_addr master_port standalone rdzv_backend rdzv_endpoint rdzv_id rdzv_conf local_addr "
+    "max_restarts module trust_checkpoints"
+)
+
+
+@pytest.mark.parametrize("name", SAME.split())
+def test_options_of_both_launchers_that_have_one_name_are_the_same(name):
+    """They stand in two places, because `lockstep --help` must not wait for torch."""
+    here, there = (
+        next(option for option in command.params if option.name == name) for command in (run_command, drop_in.main)
+    )
+    for fact in ("opts", "type", "default", "metavar", "is_flag", "help", "show_default"):
+        assert repr(getattr(here, fact)) == repr(getattr(there, fact)), fact

@@ -2,11 +2,11 @@
 
 import concurrent.futures
 import json
-import os
 import socket
 
 import pytest
 from click.testing import CliRunner
+from launching import SOAK
 from namespaces import LOCKSTEP, nodes, results, why_not
 
 from lockstep_cli.doctor.command import doctor
@@ -14,7 +14,6 @@ from lockstep_cli.doctor.line import broken, fine
 from lockstep_cli.doctor.nodes import Place, Together, judge, look
 from lockstep_cli.doctor.speed import Speed
 
-SOAK = pytest.mark.skipif("LOCKSTEP_SOAK" not in os.environ, reason="takes too long for every change: make soak")
 PAGE = {"host": "a", "lines": [], "python": "3.11.2", "nccl": "2.27.3", "gpus": ["H100", "H100"]}
 
 

@@ -4,10 +4,9 @@ import os
 import signal
 
 import pytest
-from launching import until
+from launching import SOAK, until
 from namespaces import nodes, results, why_not
 
-SOAK = pytest.mark.skipif("LOCKSTEP_SOAK" not in os.environ, reason="takes too long for every change: make soak")
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "can be")
 
 # Goes on until it is started again; what happens is seen in a folder.

@@ -1,14 +1,13 @@
 """Real machines as far as one machine can be several: namespaces on a bridge, each with its own `lockstep run`."""
 
 import ast
-import os
 import sys
 
 import pytest
+from launching import SOAK
 from namespaces import nodes, results, why_not
 from ranks import run_ranks
 
-SOAK = pytest.mark.skipif("LOCKSTEP_SOAK" not in os.environ, reason="takes too long for every change: make soak")
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "can be")
 
 TRAINING = """

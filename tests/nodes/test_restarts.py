@@ -1,19 +1,19 @@
 """What ranks of a second start find of the first, on several nodes: two launchers on loopback, which need no root."""
 
-import socket
 import subprocess
-import sys
 
 import pytest
-from launching import LOCKSTEP, PATIENCE
+from launching import PATIENCE, two_nodes
 
-# Node 0's rank comes later than node 1's, which must wait for it rather than find what it wrote the time before.
+# What a rank of the first start has written must be gone; whatever the order in which they come, all find each other.
 AGAIN = """
-import os, time, torch, torch.distributed as dist, lockstep
+import os, torch, torch.distributed as dist, lockstep
 
-start, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-if start and rank == 0:
-    time.sleep(1.5)
+start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+meeting = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+assert start == 0 or not meeting.check(["of the first start"])
+if start == 0:
+    meeting.set("of the first start", "")
 {init}
 x = torch.ones(2000)
 dist.all_reduce(x)
@@ -32,30 +32,20 @@ lockstep.init(timeout=1000)
 
 
 def launch(folder, source, *options):
-    """Start both nodes; give (code, output, errors) of each."""
-    script = folder / "train.py"
-    script.write_text(source)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    where = ["-n", "1", "--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), *options]
+    """Run both nodes to their end; give (code, output, errors) of each."""
     nodes = [
-        subprocess.Popen(
-            [*LOCKSTEP, "run", *where, "--node-rank", str(node), str(script)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node in range(2)
+        subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for line in two_nodes(folder, source, "-n", "1", *options)
     ]
     try:
         said = [node.communicate(timeout=PATIENCE) for node in nodes]
     finally:
         for node in nodes:
             node.kill()
+            node.wait()
     return [(node.returncode, *texts) for node, texts in zip(nodes, said, strict=True)]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.1 for several nodes is tried on Linux")
 @pytest.mark.parametrize("init", ["lockstep.init()", 'dist.init_process_group("gloo")'])
 def test_a_second_start_does_not_find_the_keys_of_the_first(tmp_path, init):
     found = launch(tmp_path, AGAIN.format(init=init), "--max-restarts", "1")

@@ -4,19 +4,16 @@ import contextlib
 import functools
 import os
 import re
-import socket
 import subprocess
 from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-from launching import LOCKSTEP, until
+from launching import SOAK, two_nodes, until
 
 from lockstep.launcher import others
 from lockstep.launcher.others import Others
 from lockstep.watch.verdict import Node, Seen, report
-
-SOAK = pytest.mark.skipif("LOCKSTEP_SOAK" not in os.environ, reason="takes too long for every change: make soak")
 
 SCRIPT = """\
 import time, torch, torch.distributed as dist, lockstep
@@ -34,15 +31,10 @@ dist.all_reduce(x)
 @contextlib.contextmanager
 def both(folder, source, ranks):
     """Two nodes that run a script; the files that take their errors."""
-    script, files = folder / "train.py", [folder / "node0", folder / "node1"]
-    script.write_text(source)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    where = ["--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port), "-n", str(ranks)]
-    started = []
+    files, started = [folder / "node0", folder / "node1"], []
     try:
-        for node, file in enumerate(files):
-            line = [*LOCKSTEP, "run", *where, "--node-rank", str(node), "--watch", "--stall", "0.5", str(script)]
+        lines = two_nodes(folder, source, "-n", str(ranks), "--watch", "--stall", "0.5")
+        for line, file in zip(lines, files, strict=True):
             with file.open("w") as errors:
                 started.append(subprocess.Popen(line, stderr=errors, stdout=subprocess.DEVNULL))
         yield files

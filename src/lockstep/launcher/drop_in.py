@@ -51,6 +51,7 @@ def _without_effect(command: Any) -> Any:
 @click.option(
     "-n", "--nproc-per-node", default="1", metavar="N", help="Ranks on this node: a number, auto, gpu or cpu."
 )
+# As in lockstep_cli.run, which does not import this: `lockstep --help` would wait for torch. A test compares them.
 @click.option("--nnodes", default="1", metavar="N[:MOST]", help="Nodes.")
 @click.option("--node-rank", default=0, help="This node's number, from 0.")
 @click.option("--master-addr", default="", show_default=False, metavar="HOST", help="Node 0.")

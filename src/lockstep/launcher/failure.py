@@ -198,7 +198,7 @@ def restart_line(first: End | None, restart: int, most: int) -> str:
         'lockstep: restart 1 of 3: rank 1 (local rank 1 on ant) died of SIGKILL\n'
     """
     if first is None:
-        return "lockstep: another node has come, gone or started again; all ranks start again\n"
+        return "lockstep: another node has come, gone or started again; the ranks here were ended for that\n"
     return (
         f"lockstep: restart {restart} of {most}: rank {first.rank} (local rank {first.local_rank} on {first.host}) "
         f"died of {cause(first)}\n"

@@ -1,7 +1,6 @@
 """Checksums that come with the copy, and files that go to the disk past the system's memory."""
 
 import mmap
-import os
 import random
 import zlib
 
@@ -71,7 +70,6 @@ def test_files_have_the_sums_that_the_manifest_says(tmp_path, monkeypatch, c_par
     assert all(torch.equal(found[name], value) for name, value in state.items())
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_process_that_is_forked_while_a_save_is_written_does_without_its_memory(tmp_path):
     checkpoint = lockstep.Checkpoint(tmp_path, values={"x": torch.zeros(3_000_000)})
     checkpoint.save()

@@ -3,6 +3,8 @@
 Written with linear layers and torch's own functions, so that amp casts them like any other model.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,6 +12,10 @@ from torch import Tensor, nn
 from .RNNBackend import RNNCell
 
 Bias = Tensor | None
+
+
+def _gates(x: Tensor, hidden: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Bias = None, b_hh: Bias = None) -> Tensor:
+    return F.linear(x, w_ih, b_ih) + F.linear(hidden, w_hh, b_hh)
 
 
 def lstm_cell(
@@ -22,7 +28,7 @@ def lstm_cell(
 ) -> tuple[Tensor, Tensor]:
     """Long short-term memory; gates in torch's order: input, forget, cell, output."""
     output, cell = hidden
-    gates = F.linear(x, w_ih, b_ih) + F.linear(output, w_hh, b_hh)
+    gates = _gates(x, output, w_ih, w_hh, b_ih, b_hh)
     enter, keep, new, leave = gates.chunk(4, 1)
     cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(new)
     return torch.sigmoid(leave) * torch.tanh(cell), cell
@@ -43,28 +49,14 @@ def gru_cell(
     return new + update * (hidden - new)
 
 
-def relu_cell(
-    x: Tensor,
-    hidden: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Bias = None,
-    b_hh: Bias = None,
-) -> Tensor:
+def relu_cell(*state: Any, **biases: Any) -> Tensor:
     """Elman's, with a rectifier."""
-    return torch.relu(F.linear(x, w_ih, b_ih) + F.linear(hidden, w_hh, b_hh))
+    return torch.relu(_gates(*state, **biases))
 
 
-def tanh_cell(
-    x: Tensor,
-    hidden: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Bias = None,
-    b_hh: Bias = None,
-) -> Tensor:
+def tanh_cell(*state: Any, **biases: Any) -> Tensor:
     """Elman's, with a hyperbolic tangent."""
-    return torch.tanh(F.linear(x, w_ih, b_ih) + F.linear(hidden, w_hh, b_hh))
+    return torch.tanh(_gates(*state, **biases))
 
 
 def mLSTMCell(
