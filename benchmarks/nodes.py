@@ -1,12 +1,14 @@
 """all_reduce over two machines of two ranks each, with a link of 1 Gbit/s: by nodes ("hierarchy") beside plain gloo.
 
-The machines are network namespaces on a bridge, the link is tc's token bucket on each machine's side of it. Needs root
-and iproute2. Writes results/nodes.json.
+The machines are network namespaces on a bridge, the link is tc's token bucket on each machine's side of it, and each has
+its share of this machine's cores for itself, as machines have: where all ranks run on all cores, the figures are those
+of the scheduler. Needs root and iproute2. Writes results/nodes.json.
 
     python benchmarks/nodes.py
 """
 
 import json
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -50,22 +52,17 @@ for count in {SIZES}:
 
 def measure(backend):
     """Milliseconds by number of floats."""
+    from launching import LOCKSTEP
     from namespaces import nodes, results
 
+    cores = sorted(os.sched_getaffinity(0))
     with nodes(2) as made:
-        for node in made:
-            node.command(
-                "tc",
-                "qdisc",
-                "add",
-                "dev",
-                "eth0",
-                "root",
-                "tbf",
-                *["rate", "1gbit", "burst", "256kb", "latency", "100ms"],
-            )
-        where = ("--nnodes", 2, "--master-addr", made[0].address, "-n", 2)
-        started = [node.lockstep(INSIDE, *where, "--node-rank", k, arguments=(backend,)) for k, node in enumerate(made)]
+        started = []
+        for number, node in enumerate(made):
+            node.command("tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *LIMIT)
+            own = ["taskset", "-c", ",".join(map(str, cores[number::2])), *LOCKSTEP]
+            where = ("--nnodes", 2, "--node-rank", number, "--master-addr", made[0].address, "-n", 2)
+            started.append(node.lockstep(INSIDE, *where, arguments=(backend,), launcher=own))
         found = results(started)
     assert [code for code, _, _ in found] == [0, 0], found
     return {int(c): ms for c, ms, _ in map(json.loads, found[0][1].splitlines())}

@@ -4,6 +4,8 @@ Nodes here are ranks that were told so: what differs on real ones is tested in t
 """
 
 import os
+import signal
+import threading
 import time
 from datetime import timedelta
 
@@ -12,10 +14,11 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import run_ranks
+from ranks import _context, run_ranks
 
 import lockstep
 from lockstep.shm.combine import combine
+from lockstep.shm.nodewise import BLOCK
 
 SHAPES = [(2, 2), (2, 1, 2), (3,)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint32]
@@ -83,7 +86,18 @@ def every_collective(rank, dtypes, counts):
 
 @pytest.mark.parametrize("counts", SHAPES, ids=str)
 def test_every_collective_gives_what_one_process_computes(tmp_path, counts):
-    assert run_nodes(tmp_path, counts, every_collective, DTYPES, [0, 1, 5, 3001]) == [[]] * sum(counts)
+    # 64 float32 of each of four ranks fill a frame, 256 of one do.
+    assert run_nodes(tmp_path, counts, every_collective, DTYPES, [0, 1, 5, 64, 65, 256, 257, 3001]) == [[]] * sum(
+        counts
+    )
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (2, 1, 2)], ids=str)
+def test_what_goes_in_several_blocks_gives_the_same(tmp_path, counts):
+    count = 2 * BLOCK // 4 + 7
+    found = run_nodes(tmp_path, counts, every_collective, [torch.float32, torch.bfloat16], [count])
+
+    assert found == [[]] * sum(counts)
 
 
 def other_operations(rank):
@@ -182,13 +196,26 @@ def test_half_precision_is_rounded_once(values, dtype):
     assert torch.equal(combine(parts, "SUM"), torch.stack(parts).float().cumsum(0)[-1].to(dtype))
 
 
-def mismatch(rank, odd):
+def scaled(rank):
+    found = []
+    for count in (3, 300):
+        x = torch.full((count,), rank + 1.0)
+        dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+        found.append(x.unique().tolist())
+    return found
+
+
+def test_a_sum_with_a_factor_has_it_once_for_each_rank(tmp_path):
+    assert run_nodes(tmp_path, (2, 2), scaled) == [[[5.0], [5.0]]] * 4
+
+
+def mismatch(rank, odd, many):
     said = ""
     try:
         if rank == odd:
             dist.all_reduce(torch.ones(9))
         else:
-            dist.all_reduce(torch.ones(8))
+            dist.all_reduce(torch.ones(many))
     except lockstep.MismatchError as error:
         said = str(error)
     x = torch.ones(3)
@@ -196,30 +223,34 @@ def mismatch(rank, odd):
     return said, x.tolist()
 
 
-@pytest.mark.parametrize("odd", [0, 3])
-def test_one_rank_that_differs_is_named_on_every_rank_of_every_node(tmp_path, odd):
-    found = run_nodes(tmp_path, (2, 2), mismatch, odd)
+@pytest.mark.parametrize(("odd", "many"), [(0, 8), (3, 3 * BLOCK)])
+def test_one_rank_that_differs_is_named_on_every_rank_of_every_node(tmp_path, odd, many):
+    found = run_nodes(tmp_path, (2, 2), mismatch, odd, many)
 
-    calls = [f"rank {r} called all_reduce (sum) of {9 if r == odd else 8} float32" for r in (odd, odd ^ 1)]
+    calls = [f"rank {r} called all_reduce (sum) of {9 if r == odd else many} float32" for r in (odd, odd ^ 1)]
     for said, after in found:
         assert all(call in said for call in calls), said
         assert after == [4.0] * 3
 
 
-def nodes_differ(rank):
+def nodes_differ(rank, many):
     try:
         if rank < 2:
-            dist.barrier()
+            dist.all_reduce(torch.ones(many))
         else:
             dist.broadcast(torch.ones(4), 2)
     except lockstep.MismatchError as error:
-        return str(error)
-    return ""
+        x = torch.ones(3 * many)
+        dist.all_reduce(x)
+        return str(error), x.unique().tolist()
+    return "", []
 
 
-def test_nodes_that_differ_are_named(tmp_path):
-    for said in run_nodes(tmp_path, (2, 2), nodes_differ):
-        assert "rank 0 called barrier, rank 2 called broadcast of 4 float32 from 2" in said
+@pytest.mark.parametrize("many", [5, BLOCK])
+def test_nodes_that_differ_are_named(tmp_path, many):
+    for said, after in run_nodes(tmp_path, (2, 2), nodes_differ, many):
+        assert f"rank 0 called all_reduce (sum) of {many} float32, rank 2 called broadcast of 4 float32 from 2" in said
+        assert after == [4.0]
 
 
 def one_stays_away(rank, absent, folder):
@@ -259,6 +290,35 @@ def survivors(rank):
     except lockstep.LostRankError as error:
         return str(error)
     return ""
+
+
+def one_is_killed(rank, folder):
+    x = torch.ones(8 * BLOCK)
+    try:
+        for turn in range(1000):
+            if rank == 3 and turn == 2:
+                threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+    except lockstep.LostRankError as error:
+        (folder / str(rank)).write_text(str(error))
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_is_killed_while_blocks_are_on_their_way_is_noticed_on_every_node(tmp_path):
+    ranks = [
+        _context.Process(target=on_nodes, args=(rank, tmp_path / "store", (2, 2), one_is_killed, (tmp_path,), 60.0))
+        for rank in range(4)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+        rank.kill()
+
+    assert [rank.exitcode for rank in ranks] == [0, 0, 0, -signal.SIGKILL]
+    said = [(tmp_path / str(rank)).read_text() for rank in range(3)]
+    assert f"rank 3 (pid {ranks[3].pid}) died" in said[2]
+    assert all(f"rank 3 (pid {ranks[3].pid}) died" in text or "(ranks 2, 3) was lost" in text for text in said), said
 
 
 def test_a_rank_that_left_is_named_on_every_node(tmp_path):

@@ -1,27 +1,31 @@
 """One call over nodes: up to the leader of each node, across between the leaders, down to all ranks.
 
-In front of down the leader says whether all went well, so that an error on another node is raised on every rank, in its
-own class.
+A small one is a frame up, a frame across and a frame down. What is large goes block by block, and while one block is
+between the nodes the next one is on its way up, so that the network need not wait for the node. In front of down the
+leader says whether all went well, so that an error on another node is raised on every rank, in its own class.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from lockstep.errors import LockstepError, MismatchError
-from lockstep.shm import agreement as agreed
 from lockstep.shm.backend import SharedMemoryGroup
+from lockstep.shm.frames import FRAME, Words, find_difference, pack, read_data, read_trouble, read_words
 from lockstep.shm.member import Member
-from lockstep.shm.wire import SMALL, TROUBLES, Wire, Words, grace
+from lockstep.shm.wire import Wire, grace
+from lockstep.shm.work import Lane, Pending
 
-_TELL = 1024  # bytes of a leader's verdict
+Call = tuple[int, int, int, int, int]
+"""Kind, operation, dtype, root and count."""
 
-Step = Callable[[], None]
-Across = Callable[[Words, LockstepError | None], object]
-"""What leaders do: the call in words, and why this node cannot take part if it cannot."""
+Fold = Callable[[Sequence[Tensor]], Tensor]
+Across = Callable[[Wire, Words, Tensor], object]
+Step = Callable[[Tensor], object]
+Result = TypeVar("Result")
 
 
 class Crossing:
@@ -47,134 +51,175 @@ class Crossing:
         members = [[names[one] for one in ranks] for ranks in nodes]
         leads = self._local == 0 and len(nodes) > 1
         self._wire = Wire(c10d.PrefixStore("wire", store), self._node, members, seconds) if leads else None
+        self._lane = Lane("between nodes")
         self._calls = 0
         self._failure: LockstepError | None = None
 
     def close(self) -> None:
         """Let go of the connections."""
         if self._wire is not None:
+            self._lane.close(10.0)
             self._wire.close()
 
-    def _give(self, tensors: Sequence[Tensor], root: int = 0) -> None:
-        """Broadcast within this node."""
-        if self._alone:
-            return
-        opts = c10d.BroadcastOptions()
-        opts.rootRank, opts.rootTensor, opts.asyncOp = root, 0, False
-        for x in tensors:
-            self.below.broadcast([x], opts)
+    def _small(self, call: Call, data: Tensor, fold: Fold, merge: Fold, count: int) -> Tensor:
+        """Run one collective whose data fit into a frame at every stage.
 
-    def _greet(self, words: Words, data: Tensor | None, trouble: LockstepError | None) -> list[Tensor] | None:
-        """Meet the other leaders; give everybody's data if they were small enough to come along."""
-        if self._wire is None:
-            if trouble is not None:
-                raise trouble
-            return [data] if data is not None else None
-        small = data is not None and 0 < data.numel() * data.element_size() <= SMALL
-        found = self._wire.greet(words, data.view(torch.uint8) if small and data is not None else None, trouble)
-        if not small or data is None:
-            return None
-        return [part[: data.numel() * data.element_size()].view(data.dtype) for part in found]
+        Args:
+            call: What it is.
+            data: This rank's, flat and contiguous.
+            fold: Makes of what the ranks of this node brought, each like `data`, what the node brings.
+            merge: Makes of what the nodes brought the result.
+            count: Elements of the result.
 
-    def _call(
-        self,
-        brought: tuple[int, int, int, int, int],
-        up: Step,
-        across: Across,
-        down: Callable[[], object],
-    ) -> None:
-        """Run one collective.
+        Returns:
+            The result, flat, on every rank.
 
         Raises:
             MismatchError: Ranks brought different calls, on every rank; the group is as good as before.
             LockstepError: Of another class: after it the group is of no use any more.
         """
+        return self._guard(call, lambda words: self._small_steps(words, data, fold, merge, count))
+
+    def _large(self, call: Call, blocks: Sequence[Tensor], up: Step, across: Across, down: Step) -> None:
+        """Run one collective block by block; raises what `_small` does.
+
+        Args:
+            call: What it is.
+            blocks: Each goes through the three steps; there is at least one.
+            up: Brings a block to this node's leader.
+            across: Exchanges it between the leaders.
+            down: Takes it from this node's leader.
+        """
+        self._guard(call, lambda words: self._large_steps(words, blocks, up, across, down))
+
+    def _give(self, x: Tensor, root: int = 0) -> None:
+        """Broadcast within this node."""
+        if not self._alone:
+            opts = c10d.BroadcastOptions()
+            opts.rootRank, opts.rootTensor, opts.asyncOp = root, 0, False
+            self.below.broadcast([x], opts)
+
+    def _guard(self, call: Call, steps: Callable[[Words], Result]) -> Result:
         if self._failure is not None:
             raise type(self._failure)(f"{self._member.who}: this group ended earlier: {self._failure}")
-        words: Words = (self._calls, *brought)
+        words: Words = (self._calls, *call)
         self._calls += 1
         try:
-            self._three_steps(words, up, across, down)
+            return steps(words)
         except MismatchError:
             raise
         except LockstepError as error:
             self._failure = error
             raise
 
-    def _three_steps(
-        self,
-        words: Words,
-        up: Step,
-        across: Across,
-        down: Callable[[], object],
-    ) -> None:
-        self._member.timeout = self.seconds
-        trouble: LockstepError | None = None
+    def _small_steps(self, words: Words, data: Tensor, fold: Fold, merge: Fold, count: int) -> Tensor:
+        frames = self._line_up(words, data)
+        self._member.timeout = self._patience
+        if self._local:
+            return read_data(self._hear(), data.dtype, count)
+        mine = fold([read_data(frame, data.dtype, data.numel()) for frame in frames])
         try:
-            self._same_call(words)
-            up()
+            met = self._wire.greet(words, mine) if self._wire is not None else [pack(words, mine)]
         except LockstepError as error:
-            if self._local:
-                raise
-            trouble = error
-        # A leader may wait for others for some time, and says so in the end.
-        self._member.timeout = 3 * (self.seconds + grace(self.seconds)) + 5
-        if self._local == 0:
-            self._lead(words, across, trouble)
-        else:
-            self._hear()
-        down()
+            self._tell(words, None, error)
+            raise
+        result = merge([read_data(frame, mine.dtype, mine.numel()) for frame in met])
+        self._tell(words, result)
+        return result
 
-    def _lead(
-        self,
-        words: Words,
-        across: Across,
-        trouble: LockstepError | None,
+    def _large_steps(self, words: Words, blocks: Sequence[Tensor], up: Step, across: Across, down: Step) -> None:
+        self._line_up(words)
+        between = _Between(self._wire, self._lane, words) if self._wire is not None else None
+        ahead: tuple[Tensor, Pending | None] | None = None
+        for block in blocks:
+            up(block)
+            self._member.timeout = self._patience
+            sent = between.send(across, block) if between is not None else None
+            if ahead is not None:
+                self._finish(words, between, *ahead, down)
+            ahead = block, sent
+        if ahead is not None:
+            self._finish(words, between, *ahead, down)
+
+    def _finish(
+        self, words: Words, between: "_Between | None", block: Tensor, sent: Pending | None, down: Step
     ) -> None:
-        error = trouble
-        try:
-            across(words, trouble)
-        except LockstepError as found:
-            error = trouble or found
-        if trouble is not None:  # the node knows already
-            raise trouble
-        self._tell(error)
-        if error is not None:
-            raise error
+        """See that a block has come across, and take it down."""
+        if self._local:
+            self._hear()
+        else:
+            if sent is not None:
+                sent.wait()
+            error = between.failure if between is not None else None
+            self._tell(words, None, error)
+            if error is not None:
+                raise error
+        down(block)
 
-    def _same_call(self, words: Words) -> None:
-        """See that all ranks of this node do the same; what differs elsewhere the leaders find."""
+    @property
+    def _patience(self) -> float:
+        """Seconds that ranks wait for their leader, which may wait for others for some time and says so in the end."""
+        return 3 * (self.seconds + grace(self.seconds)) + 5
+
+    def _line_up(self, words: Words, data: Tensor | None = None) -> list[Tensor]:
+        """See that all ranks of this node do the same, and give their frames; what differs elsewhere the leaders find.
+
+        Other nodes hear from the leader what is wrong with this one.
+        """
+        self._member.timeout = self.seconds
+        try:
+            frames = self._frames_of_node(pack(words, data))
+            ranks = [self._names[one] for one in self._nodes[self._node]]
+            text = find_difference([read_words(frame) for frame in frames], ranks)
+            if text:
+                raise MismatchError(f"{self._member.who}: the ranks brought different calls: {text}")
+        except LockstepError as trouble:
+            if self._wire is not None:
+                self._wire.warn(words, trouble)
+            raise
+        return frames
+
+    def _frames_of_node(self, mine: Tensor) -> list[Tensor]:
         if self._alone:
-            return
-        rows = torch.empty(len(self._nodes[self._node]), len(words), dtype=torch.int64)
+            return [mine]
+        frames = torch.empty(len(self._nodes[self._node]), FRAME, dtype=torch.uint8)
         opts = c10d.AllgatherOptions()
         opts.asyncOp = False
-        self.below.allgather([list(rows)], [torch.tensor(words)], opts)
-        calls: list[Any] = [tuple(row) for row in rows.tolist()]
-        other = next((place for place, call in enumerate(calls) if call != calls[0]), None)
-        if other is not None:
-            ranks = [self._names[one] for one in self._nodes[self._node]]
-            raise MismatchError(
-                f"{self._member.who}: the ranks brought different calls: rank {ranks[0]} called "
-                f"{agreed.describe(calls[0])}, rank {ranks[other]} called {agreed.describe(calls[other])}, collective "
-                f"number {words[0]}. Every rank must make the same calls in the same order, with the same sizes and "
-                f"dtypes."
-            )
+        self.below.all_gather_single(frames, mine, opts)
+        return list(frames)
 
-    def _tell(self, error: LockstepError | None) -> None:
+    def _tell(self, words: Words, data: Tensor | None, error: LockstepError | None = None) -> None:
         """Say to this node how it went between the nodes."""
-        if self._alone:
-            return
-        verdict = torch.zeros(_TELL, dtype=torch.uint8)
-        if error is not None:
-            text = str(error).encode()[: _TELL - 1]
-            verdict[0] = next((n for n, kind in enumerate(TROUBLES, 1) if isinstance(error, kind)), len(TROUBLES))
-            verdict[1 : 1 + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self._give([verdict])
+        if not self._alone:
+            self._give(pack(words, data, error))
 
-    def _hear(self) -> None:
-        verdict = torch.zeros(_TELL, dtype=torch.uint8)
-        self._give([verdict])
-        if verdict[0]:
-            text = bytes(verdict[1:].tolist()).rstrip(b"\0").decode(errors="replace")
-            raise TROUBLES[int(verdict[0]) - 1](f"{self._member.who}: told by its node's first rank: {text}")
+    def _hear(self) -> Tensor:
+        frame = torch.empty(FRAME, dtype=torch.uint8)
+        self._give(frame)
+        trouble = read_trouble(frame, f"{self._member.who}: told by its node's first rank: ")
+        if trouble is not None:
+            raise trouble
+        return frame
+
+
+class _Between:
+    """What a leader does with the others in one call, in a thread beside the one that works within the node."""
+
+    def __init__(self, wire: Wire, lane: Lane, words: Words) -> None:
+        self._wire, self._lane, self._words = wire, lane, words
+        self.failure: LockstepError | None = None
+        self._send(lambda: wire.greet(words))
+
+    def send(self, across: Across, block: Tensor) -> Pending:
+        """Exchange a block, after what is ahead of it and if that went well."""
+        return self._send(lambda: across(self._wire, self._words, block))
+
+    def _send(self, step: Callable[[], object]) -> Pending:
+        def job(_: int) -> None:
+            try:
+                if self.failure is None:
+                    step()
+            except LockstepError as error:
+                self.failure = error
+
+        return self._lane.later(job, [])

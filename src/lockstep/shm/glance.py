@@ -25,7 +25,7 @@ def find_call(frame: FrameType | None) -> Glance | None:
     """
     found = None
     while frame is not None:
-        if frame.f_code is Crossing._call.__code__:
+        if frame.f_code is Crossing._guard.__code__:
             return _over_nodes(frame)
         if found is None and frame.f_code is Member.call.__code__:
             found = _collective(frame)

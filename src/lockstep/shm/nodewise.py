@@ -8,15 +8,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from lockstep.errors import LockstepError
 from lockstep.shm import agreement as agreed
 from lockstep.shm.agreement import NUMBERS, UNKNOWN
 from lockstep.shm.combine import combine
-from lockstep.shm.crossing import Crossing, Step
+from lockstep.shm.crossing import Call, Crossing
+from lockstep.shm.frames import SMALL, Words
 from lockstep.shm.tensors import plain
-from lockstep.shm.wire import Words
+from lockstep.shm.wire import Wire
 
 _HALVES = (torch.float16, torch.bfloat16)
+
+BLOCK = 1 << 20
+"""Bytes of a large tensor that are on their way together: long for the network, and short for the first to wait."""
 
 
 class Nodewise(Crossing):
@@ -26,16 +29,22 @@ class Nodewise(Crossing):
         """Reduce in place, on every rank."""
         name = str(op.op.name)
         flat = _work_copy(plain(x).view(-1), name)
-        words = (agreed.ALL_REDUCE, *self._numbers(flat, name), 0, flat.numel())
+        call = (agreed.ALL_REDUCE, *self._numbers(flat, name), 0, flat.numel())
+        if flat.nbytes <= SMALL:
+            _, factor = self.below._tensors.operation(flat, op)
 
-        def across(words: Words, trouble: LockstepError | None) -> None:
-            parts = self._greet(words, flat, trouble)
-            if parts is not None:
-                flat.copy_(combine(parts, _sum(name)))
-            elif flat.numel():
-                self._sum_large(words, flat, _sum(name))
+            def fold(parts: Sequence[Tensor]) -> Tensor:
+                return combine(parts, _sum(name))
 
-        self._call(words, lambda: self._bring(flat, op, name), across, lambda: self._give([flat]))
+            flat = self._small(call, flat if factor is None else flat * factor, fold, fold, flat.numel())
+        else:
+            self._large(
+                call,
+                _blocks(flat),
+                lambda block: self._bring(block, op, name),
+                lambda wire, words, block: _sum_between(wire, words, block, _sum(name)),
+                self._give,
+            )
         _put_back(flat, x, name, len(self._names))
 
     def _bring(self, flat: Tensor, op: Any, name: str) -> None:
@@ -43,38 +52,28 @@ class Nodewise(Crossing):
         opts = c10d.ReduceOptions()
         opts.reduceOp = cast("Any", dist.ReduceOp.SUM) if name == "AVG" else op
         opts.rootRank, opts.rootTensor, opts.asyncOp = 0, 0, False
-        if flat.numel():
-            self.below.reduce([flat], opts)
-
-    def _sum_large(self, words: Words, flat: Tensor, name: str) -> None:
-        """Each leader combines one part of the tensor, then all get all parts: every byte crosses once each way."""
-        wire = self._wire
-        assert wire is not None
-        if wire.sums(flat.dtype, name):
-            wire.sum(words, flat)
-            return
-        each = -(-flat.numel() // wire.nodes)
-        padded = flat if each * wire.nodes == flat.numel() else _pad(flat, each * wire.nodes)
-        sizes = [each * flat.element_size()] * wire.nodes
-        parts = wire.exchange(words, padded.view(torch.uint8), sizes, sizes).view(flat.dtype).chunk(wire.nodes)
-        whole = wire.collect(words, combine(parts, name).view(torch.uint8)).view(flat.dtype)
-        flat.copy_(whole[: flat.numel()])
+        self.below.reduce([flat], opts)
 
     def broadcast(self, x: Tensor, root: int) -> None:
         """Give every rank what the root has."""
         flat = plain(x).view(-1)
         node = next(node for node, ranks in enumerate(self._nodes) if root in ranks)
-        words = (agreed.BROADCAST, 0, NUMBERS.get(x.dtype, UNKNOWN), self._names[root], flat.numel())
-        up: Step = _nothing
-        if node == self._node:
-            up = lambda: self._give([flat], self._nodes[node].index(root))  # noqa: E731
+        place, here = self._nodes[node].index(root), node == self._node
+        call = (agreed.BROADCAST, 0, NUMBERS.get(x.dtype, UNKNOWN), self._names[root], flat.numel())
+        if flat.nbytes <= SMALL:
+            found = self._small(
+                call, flat, lambda rows: rows[place if here else 0], lambda rows: rows[node], flat.numel()
+            )
+            x.copy_(found.view(x.shape))
+            return
 
-        def across(words: Words, trouble: LockstepError | None) -> None:
-            self._greet(words, None, trouble)
-            if self._wire is not None and flat.numel():
-                self._wire.broadcast(words, flat.view(torch.uint8), node)
-
-        self._call(words, up, across, _nothing if node == self._node else lambda: self._give([flat]))
+        self._large(
+            call,
+            _blocks(flat),
+            (lambda block: self._give(block, place)) if here else _nothing,
+            lambda wire, words, block: wire.broadcast(words, block.view(torch.uint8), node),
+            _nothing if here else self._give,
+        )
         if x.data_ptr() != flat.data_ptr():
             x.copy_(flat.view(x.shape))
 
@@ -82,57 +81,62 @@ class Nodewise(Crossing):
         """Give every rank what all have."""
         flat = plain(x).view(-1)
         most, here = max(map(len, self._nodes)), len(self._nodes[self._node])
-        own = torch.empty(most, flat.numel(), dtype=x.dtype)
-        whole = torch.empty(len(self._nodes), most, flat.numel(), dtype=x.dtype)
-        words = (agreed.ALL_GATHER, 0, NUMBERS.get(x.dtype, UNKNOWN), 0, x.numel())
-        opts = c10d.AllgatherOptions()
-        opts.asyncOp = False
-
-        def up() -> None:
-            self.below.allgather([list(own[:here])], [flat], opts)
-
-        def across(words: Words, trouble: LockstepError | None) -> None:
-            self._greet(words, None, trouble)
-            if self._wire is None:
-                whole[0].copy_(own)
-            elif flat.numel():
-                whole.view(-1).copy_(self._wire.collect(words, own.view(-1).view(torch.uint8)).view(x.dtype))
-
-        self._call(words, up, across, lambda: self._give([whole]))
+        call = (agreed.ALL_GATHER, 0, NUMBERS.get(x.dtype, UNKNOWN), 0, x.numel())
+        shape = (len(self._nodes), most, flat.numel())
+        if len(self._nodes) * most * flat.nbytes <= SMALL:
+            spare = [flat] * (most - here)
+            count = len(self._nodes) * most * flat.numel()
+            whole = self._small(call, flat, lambda rows: torch.cat([*rows, *spare]), _chain, count).view(shape)
+        else:
+            whole = self._gather_large(call, flat, torch.empty(shape, dtype=x.dtype))
         for node, ranks in enumerate(self._nodes):
             for place, rank in enumerate(ranks):
                 outs[rank].copy_(whole[node, place].view(outs[rank].shape))
+
+    def _gather_large(self, call: Call, flat: Tensor, whole: Tensor) -> Tensor:
+        own = whole[self._node]
+        opts = c10d.AllgatherOptions()
+        opts.asyncOp = False
+
+        def across(wire: Wire, words: Words, block: Tensor) -> None:
+            block.view(-1).copy_(wire.collect(words, own.view(-1).view(torch.uint8)).view(block.dtype))
+
+        self._large(
+            call,
+            [whole],
+            lambda _: self.below.allgather([list(own[: len(self._nodes[self._node])])], [flat], opts),
+            across,
+            self._give,
+        )
+        return whole
 
     def reduce_parts(self, out: Tensor, parts: Sequence[Tensor], op: Any) -> None:
         """Reduce every rank's list, and give each rank the entry of its number."""
         name = str(op.op.name)
         each, order = out.numel(), [one for ranks in self._nodes for one in ranks]
         flat = _work_copy(torch.cat([plain(parts[rank]).view(-1) for rank in order]), name)
-        words = (agreed.REDUCE_SCATTER, *self._numbers(flat, name), 0, each)
-        mine = [flat[number * each : (number + 1) * each] for number, rank in enumerate(order)]
+        call = (agreed.REDUCE_SCATTER, *self._numbers(flat, name), 0, each)
+        here = len(self._nodes[self._node])
         first = order.index(self._nodes[self._node][0])
-        mine = mine[first : first + len(self._nodes[self._node])]
+        mine = flat[first * each : (first + here) * each]
         result = torch.empty(each, dtype=flat.dtype)
 
-        def across(words: Words, trouble: LockstepError | None) -> None:
-            self._greet(words, None, trouble)
-            if self._wire is not None and each:
-                width = each * flat.element_size()
-                give = [len(ranks) * width for ranks in self._nodes]
-                take = [len(mine) * width] * len(self._nodes)
-                rows = self._wire.exchange(words, flat.view(torch.uint8), give, take).view(flat.dtype)
-                total = combine(rows.chunk(len(self._nodes)), _sum(name))
-                for part, row in zip(mine, total.chunk(len(mine)), strict=True):
-                    part.copy_(row)
+        def across(wire: Wire, words: Words, block: Tensor) -> None:
+            width = each * block.element_size()
+            give, take = [len(ranks) * width for ranks in self._nodes], [here * width] * wire.nodes
+            rows = wire.exchange(words, block.view(torch.uint8), give, take).view(block.dtype)
+            mine.copy_(combine(rows.chunk(wire.nodes), _sum(name)))
 
         opts = c10d.ScatterOptions()
         opts.rootRank, opts.asyncOp = 0, False
-        self._call(
-            words,
-            lambda: self._bring(flat, op, name),
-            across,
-            lambda: self.below.scatter([result], [mine] if self._local == 0 else [], opts),
-        )
+
+        def down(_: Tensor) -> None:
+            self.below.scatter([result], [list(mine.chunk(here))] if self._local == 0 else [], opts)
+
+        if each:
+            self._large(call, [flat], lambda block: self._bring(block, op, name), across, down)
+        else:
+            self._meet(call)
         _put_back(result, out, name, len(self._names))
 
     def _numbers(self, x: Tensor, name: str) -> tuple[int, int]:
@@ -142,13 +146,36 @@ class Nodewise(Crossing):
 
     def wait_for_all(self) -> None:
         """Wait until every rank is here."""
-        self._call(
-            (agreed.BARRIER, 0, 0, 0, 0), _nothing, lambda words, trouble: self._greet(words, None, trouble), _nothing
-        )
+        self._meet((agreed.BARRIER, 0, 0, 0, 0))
+
+    def _meet(self, call: Call) -> None:
+        """A call in which nothing is moved."""
+        self._small(call, torch.empty(0), lambda rows: rows[0], lambda rows: rows[0], 0)
 
 
-def _nothing() -> None:
+def _nothing(_: Tensor) -> None:
     pass
+
+
+def _chain(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(parts))
+
+
+def _blocks(flat: Tensor) -> Sequence[Tensor]:
+    return torch.split(flat, max(1, BLOCK // flat.element_size()))
+
+
+def _sum_between(wire: Wire, words: Words, flat: Tensor, name: str) -> None:
+    """Each leader combines one part of the tensor, then all get all parts: every byte crosses once each way."""
+    if wire.sums(flat.dtype, name):
+        wire.sum(words, flat)
+        return
+    each = -(-flat.numel() // wire.nodes)
+    padded = flat if each * wire.nodes == flat.numel() else _pad(flat, each * wire.nodes)
+    sizes = [each * flat.element_size()] * wire.nodes
+    parts = wire.exchange(words, padded.view(torch.uint8), sizes, sizes).view(flat.dtype).chunk(wire.nodes)
+    whole = wire.collect(words, combine(parts, name).view(torch.uint8)).view(flat.dtype)
+    flat.copy_(whole[: flat.numel()])
 
 
 def _sum(name: str) -> str:

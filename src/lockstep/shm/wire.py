@@ -1,10 +1,10 @@
 """What passes between nodes: one rank of each, its leader, speaks for all of its node, by gloo.
 
-Every call begins with a frame from each leader: what it was called with, and the data itself if they are few. So nodes
-that do different things find out before any data are mixed, and a small call costs one exchange.
+Every call begins with a frame from each leader, which is all of a small one.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -14,21 +14,12 @@ from torch._C import _distributed_c10d as c10d
 
 from lockstep.errors import LateRankError, LockstepError, LostRankError, MismatchError
 from lockstep.shm.agreement import describe
-
-Words = tuple[int, int, int, int, int, int]
-"""Number, kind, operation, dtype, root and count of a call."""
-
-_HEAD = 64  # bytes: six words, the trouble's kind, and what is spare
-SMALL = 1024
-"""Bytes of data that travel in the frame itself."""
+from lockstep.shm.frames import FRAME, Words, find_difference, pack, read_trouble, read_words
 
 _AT_ONCE = 128 * 1024
 """Bytes for each node in one exchange: gloo sends and receives larger ones one after the other, not at once."""
 
 _SUMMED_BY_GLOO = (torch.float32, torch.float64, torch.int32, torch.int64)
-
-TROUBLES: tuple[type[LockstepError], ...] = (MismatchError, LateRankError, LostRankError)
-"""What a leader may have to tell, by number from 1 on."""
 
 
 def grace(timeout: float) -> float:
@@ -57,38 +48,38 @@ class Wire:
         wait = timedelta(seconds=timeout + grace(timeout))
         self._gloo: Any = c10d.ProcessGroupGloo(store, node, len(members), wait)
 
-    def greet(self, words: Words, data: Tensor | None, trouble: LockstepError | None) -> list[Tensor]:
+    def greet(self, words: Words, data: Tensor | None = None) -> list[Tensor]:
         """Show the others this call, and see theirs.
 
         Args:
             words: The call.
-            data: Bytes of it, `SMALL` at most, or None.
-            trouble: Why this node does not take part in what follows.
+            data: What of it goes along, if it is small.
 
         Returns:
-            Every node's ``data``.
+            Every node's frame.
 
         Raises:
             LockstepError: Another node has trouble or is away, or the calls differ.
         """
-        mine = torch.zeros(_HEAD + SMALL, dtype=torch.uint8)
-        mine[:48].view(torch.int64).copy_(torch.tensor(words))
-        if trouble is not None:
-            text = str(trouble).encode()[:SMALL]
-            mine[48] = next((n for n, kind in enumerate(TROUBLES, 1) if isinstance(trouble, kind)), len(TROUBLES))
-            mine[_HEAD : _HEAD + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        elif data is not None:
-            mine[_HEAD : _HEAD + data.numel()] = data
-        frames = torch.empty(self.nodes, _HEAD + SMALL, dtype=torch.uint8)
-        self._wait(words, lambda: self._gloo._allgather_base(frames.view(-1), mine))
-        if trouble is not None:
-            raise trouble
+        frames = self._show(words, pack(words, data))
         for node, frame in enumerate(frames):
-            if frame[48] and node != self.node:
-                told = bytes(frame[_HEAD:].tolist()).rstrip(b"\0").decode(errors="replace")
-                raise TROUBLES[int(frame[48]) - 1](f"{self._who}: node {node} gave up: {told}")
-        self._compare([tuple(frame[:48].view(torch.int64).tolist()) for frame in frames])
-        return [frame[_HEAD:] for frame in frames]
+            told = read_trouble(frame, f"{self._who}: node {node} gave up: ") if node != self.node else None
+            if told is not None:
+                raise told
+        text = find_difference([read_words(frame) for frame in frames], [ranks[0] for ranks in self._members])
+        if text:
+            raise MismatchError(f"{self._who}: the nodes brought different calls: {text}")
+        return frames
+
+    def warn(self, words: Words, trouble: LockstepError) -> None:
+        """Say to the others, in place of a greeting, why this node does not take part in what follows."""
+        with suppress(LockstepError):
+            self._show(words, pack(words, None, trouble))
+
+    def _show(self, words: Words, mine: Tensor) -> list[Tensor]:
+        frames = torch.empty(self.nodes, FRAME, dtype=torch.uint8)
+        self._wait(words, lambda: self._gloo._allgather_base(frames.view(-1), mine))
+        return list(frames)
 
     def sums(self, dtype: torch.dtype, name: str) -> bool:
         """Whether gloo's own sum is the same to the bit as one in the order of the nodes: of two, it is."""
@@ -133,16 +124,6 @@ class Wire:
     @property
     def _who(self) -> str:
         return f"rank {self._members[self.node][0]} (node {self.node} of {self.nodes})"
-
-    def _compare(self, calls: list[Any]) -> None:
-        other = next((node for node, words in enumerate(calls) if words != calls[0]), None)
-        if other is not None:
-            raise MismatchError(
-                f"{self._who}: the nodes brought different calls: rank {self._members[0][0]} called "
-                f"{describe(calls[0])}, rank {self._members[other][0]} called {describe(calls[other])}, collectives "
-                f"number {calls[0][0]} and {calls[other][0]}. Every rank must make the same calls in the same order, "
-                f"with the same sizes and dtypes."
-            )
 
     def _wait(self, words: Words, start: Any) -> None:
         try:
