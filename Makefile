@@ -1,18 +1,27 @@
-# make run: the main job on two ranks.   make test: lint, types, layers, tests (make check: tests alone).   Both make .venv first, if need be.
+# make run: the main job on two ranks.   make test: lint, types, layers, tests (make check: tests alone).   All make .venv first, if need be.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check soak slurm env lint clean
+# Tests that mostly wait for programs to start: two halves of the suite, of about the same length.
+STARTING := tests/launcher tests/nodes tests/old_scripts tests/watch tests/doctor tests/compat tests/slurm
+
+.PHONY: run test check check-starting check-rest soak slurm env lint clean
 
 run: env
 	$(BIN)/lockstep run -n 2 examples/digits.py
 
-# Many tests wait for processes: lint has its place beside them.
+# Side by side: most tests wait for processes, and leave the cores to others meanwhile.
 test: env
-	@$(MAKE) --no-print-directory -j2 lint check
+	@$(MAKE) --no-print-directory -j3 lint check-starting check-rest
 
 check: env
-	$(BIN)/pytest -q
+	@$(MAKE) --no-print-directory -j2 check-starting check-rest
+
+check-starting: env
+	$(BIN)/pytest -q -p no:cacheprovider $(STARTING)
+
+check-rest: env
+	$(BIN)/pytest -q $(STARTING:%=--ignore=%)
 
 # What takes too long for every change: hundreds of killed and stopped ranks, clean ends, random calls, very large tensors, killed runs.
 soak: env

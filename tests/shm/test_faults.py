@@ -277,12 +277,10 @@ def test_a_rank_that_never_comes_is_named_by_init(tmp_path):
 
 def mapped(rank):
     lines = Path("/proc/self/maps").read_text().splitlines()
-    return [line for line in lines if "memfd:lockstep" in line], sorted(Path("/dev/shm").iterdir())
+    return [line for line in lines if "memfd:lockstep" in line or "/dev/shm" in line]
 
 
 def test_a_segment_has_no_name(tmp_path):
-    before = sorted(Path("/dev/shm").iterdir())
-    for maps, names in in_ranks(mapped, 2, tmp_path, 60):
+    for maps in in_ranks(mapped, 2, tmp_path, 60):
         assert len(maps) == 1
         assert "memfd:lockstep (deleted)" in maps[0]
-        assert before == names
