@@ -81,3 +81,39 @@ def empty_and_strided(rank):
 
 def test_empty_and_strided_messages():
     assert [torch.arange(12.0).reshape(3, 4).t().tolist()] * 2 == run_ranks(empty_and_strided, 2, backend="shm")
+
+
+def receive_early(rank):
+    x, y, word = torch.zeros(4), torch.zeros(4), torch.zeros(1)
+    if rank == 1:
+        dist.send(torch.full((4,), 2.0), 0, tag=2)
+        dist.barrier()
+        dist.recv(word, 0)
+        dist.send(torch.full((4,), 1.0), 0, tag=1)
+        return None
+    dist.barrier()
+    receiving = dist.irecv(x, 1, tag=1)  # what is here has another tag, and rank 1 goes on only after the next line
+    dist.send(word, 1)
+    receiving.wait()
+    dist.recv(y, 1, tag=2)
+    return x.tolist(), y.tolist()
+
+
+def test_a_message_with_another_tag_does_not_make_irecv_wait():
+    assert run_ranks(receive_early, 2, backend="shm") == [([1.0] * 4, [2.0] * 4), None]
+
+
+def negated(rank):
+    part = torch.tensor([1 + 2j]).conj().imag  # lies in memory as [2], and counts as contiguous
+    if rank == 0:
+        dist.send(part, 1)
+        dist.send(torch.tensor([5.0]), 1)
+        return None
+    plain = torch.zeros(1)
+    dist.recv(plain, 0)
+    dist.recv(part, 0)
+    return plain.item(), part.item()
+
+
+def test_lazily_negated_tensors_are_sent_and_received_by_value():
+    assert run_ranks(negated, 2, backend="shm")[1] == (-2.0, 5.0)

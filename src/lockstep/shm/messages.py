@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lockstep.shm.agreement import DTYPES, NUMBERS, UNKNOWN
 from lockstep.shm.member import Member
+from lockstep.shm.tensors import is_plain, plain
 from lockstep.shm.work import Finished, Lane, Pending
 
 _ENVELOPE = 16
@@ -31,7 +32,7 @@ class Messages:
 
     def send(self, x: Tensor, peer: int, tag: int) -> Finished | Pending:
         """Send ``x`` to ``peer``."""
-        flat = x.detach().contiguous()
+        flat = plain(x.detach())
         size, number = flat.numel() * flat.element_size(), NUMBERS.get(x.dtype, UNKNOWN)
 
         def job(pace: int) -> None:
@@ -45,16 +46,14 @@ class Messages:
 
     def receive(self, x: Tensor, peer: int, tag: int) -> Finished | Pending:
         """Fill ``x`` with the next message from ``peer`` that has the tag."""
+        lane, found = self._in[peer], [False]
 
-        def job(pace: int) -> None:
-            self._receive(pace, x, peer, tag)
+        def look(pace: int) -> None:
+            found[0] = self._take_arrived(pace, x, peer, tag)
 
-        lane = self._in[peer]
-        here = self._member.core.arrived(peer) >= x.numel() * x.element_size() + _ENVELOPE
-        if here and not self._kept[peer] and lane.idle():
-            lane.now(job)
-            return Finished([x])
-        return lane.later(job, [x])
+        if self._is_here(x, peer) and not self._kept[peer] and lane.idle():
+            lane.now(look)
+        return Finished([x]) if found[0] else lane.later(lambda pace: self._receive(pace, x, peer, tag), [x])
 
     def receive_any(self, x: Tensor, tag: int) -> Pending:
         """Fill ``x`` with the next message from anybody that has the tag."""
@@ -64,6 +63,17 @@ class Messages:
         """End the threads."""
         for lane in (*self._out, *self._in, self._any):
             lane.close(timeout)
+
+    def _is_here(self, x: Tensor, peer: int) -> bool:
+        """Whether so much has come from ``peer`` as a message for ``x`` takes."""
+        return self._member.core.arrived(peer) >= x.numel() * x.element_size() + _ENVELOPE
+
+    def _take_arrived(self, pace: int, x: Tensor, peer: int, tag: int) -> bool:
+        """Look through what has come, without waiting for more: a caller may have to send before its peer goes on."""
+        while self._is_here(x, peer):
+            if self._take_next(pace, x, peer, tag):
+                return True
+        return False
 
     def _receive(self, pace: int, x: Tensor, peer: int, tag: int) -> None:
         while not (self._take_kept(x, peer, tag) or self._take_next(pace, x, peer, tag)):
@@ -83,7 +93,7 @@ class Messages:
         """Take the next message off the ring: into ``x`` if it is meant for it, else aside."""
         size, found, number = self._member.open(pace, peer)
         fits = found == tag and size == x.numel() * x.element_size() and number == NUMBERS.get(x.dtype, UNKNOWN)
-        if fits and x.is_contiguous():
+        if fits and is_plain(x):
             self._member.read(pace, peer, x.data_ptr(), size)
             return True
         raw = torch.empty(size, dtype=torch.uint8)

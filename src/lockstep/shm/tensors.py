@@ -22,11 +22,14 @@ NOW, LATER = dist.AllreduceOptions(), dist.AllreduceOptions()
 NOW.asyncOp, LATER.asyncOp = False, True
 
 
+def is_plain(x: Tensor) -> bool:
+    """Whether a tensor lies in memory as it is counted."""
+    return x.is_contiguous() and not x.is_neg() and not x.is_conj()
+
+
 def plain(x: Tensor) -> Tensor:
     """The tensor itself if it lies in memory as it is counted, else a copy that does."""
-    return (
-        x if x.is_contiguous() and not x.is_neg() and not x.is_conj() else x.contiguous().resolve_conj().resolve_neg()
-    )
+    return x if is_plain(x) else x.contiguous().resolve_conj().resolve_neg()
 
 
 def small(tensors: Sequence[Tensor]) -> bool:
