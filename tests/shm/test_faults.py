@@ -165,6 +165,29 @@ def test_a_late_rank_is_named_and_so_are_those_who_came(tmp_path):
     assert last.startswith("rank 2 of 3: rank 1")
 
 
+def wait_for_a_message(rank, sender):
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["over"], timedelta(seconds=20))
+        return None
+    with pytest.raises(lockstep.LateRankError) as caught:
+        dist.recv(torch.zeros(2), sender)
+    store.set("over", "")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sender", "words"),
+    [
+        (1, "rank 0 of 2: recv from rank 1 was not over within 1 s: it waited for rank 1 (pid "),
+        (None, "rank 0 of 2: recv from any rank was not over within 1 s: no rank has sent anything. "),
+    ],
+    ids=["from-one", "from-any"],
+)
+def test_a_message_that_does_not_come_is_late_and_blames_nobody_else(tmp_path, sender, words):
+    assert in_ranks(wait_for_a_message, 2, tmp_path, 1, sender)[0].startswith(words)
+
+
 def leave_early(rank):
     if rank == 0:
         return None  # and destroys the group

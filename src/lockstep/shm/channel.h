@@ -85,8 +85,9 @@ static enum outcome wait_for_mail(struct group *g, struct patience *p) {
             p->culprit = peer;
             if (has_mail(g, peer)) return DONE;
         }
-        if (here == 0) return LOST;
+        if (here == 0) return p->culprit >= 0 && atomic_load(&seat_of(g, p->culprit)->gone) ? LEFT : LOST;
         if (atomic_load(&g->stop)) return STOPPED;
+        p->culprit = -1; /* nobody in particular */
         if (now() >= p->deadline) return LATE;
         if (p->interrupted && p->interrupted(p)) return INTERRUPTED;
         struct timespec t = {.tv_nsec = SLICE};

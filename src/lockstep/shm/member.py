@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 
 from lockstep.errors import LateRankError, LockstepError, LostRankError, MismatchError
 from lockstep.shm.agreement import describe, say_difference
@@ -101,7 +102,7 @@ class Member:
         self._calls += 1
         if verdict:
             what = f"{describe((number, kind, op, type_, self._names[root], count))}, collective number {number}"
-            raise self._explain(verdict & 255, (verdict >> 8) - 1, what, seconds)
+            raise self._explain(verdict & 255, (verdict >> 8) - 1, what, seconds, self._late)
 
     def send(self, pace: int, peer: int, address: int, size: int, tag: int, number: int) -> None:
         """Send one message; `number` stands for its dtype."""
@@ -152,15 +153,17 @@ class Member:
 
     def _raise_for_message(self, verdict: int, what: str) -> None:
         if verdict:
-            raise self._explain(verdict & 255, (verdict >> 8) - 1, what, self.timeout)
+            raise self._explain(verdict & 255, (verdict >> 8) - 1, what, self.timeout, self._late_message)
 
-    def _explain(self, outcome: int, culprit: int, what: str, seconds: float) -> LockstepError:
+    def _explain(
+        self, outcome: int, culprit: int, what: str, seconds: float, late: Callable[[int, str, float], str]
+    ) -> LockstepError:
         if outcome == MISMATCH:
             return MismatchError(self._mismatch(what))
         if outcome == STOPPED:
             return LostRankError(f"{self.who}: the group was destroyed while it was in {what}.")
         if outcome == LATE:
-            failure: LockstepError = LateRankError(self._late(culprit, what, seconds))
+            failure: LockstepError = LateRankError(late(culprit, what, seconds))
         else:
             failure = LostRankError(self._lost(outcome, culprit, what))
         self.core.leave(GAVE_UP)
@@ -172,23 +175,28 @@ class Member:
         rows = [(*row[:4], self._names[row[4]], row[5]) for row in words]
         return (
             f"{self.who}: the ranks brought different calls to {what}: "
-            f"{say_difference(rows, self.core.shares, self._names)}. "
-            f"Every rank must make the same calls in the same order, with the same sizes and dtypes."
+            f"{say_difference(rows, self.core.shares, self._names)}. Every rank must make the same calls in the same "
+            f"order, with the same sizes and dtypes."
         )
 
     def _late(self, culprit: int, what: str, seconds: float) -> str:
         came = self.core.came()
-        away = (
-            [rank for rank, here in enumerate(came) if not here]
-            if "recv" not in what and "send" not in what
-            else [culprit]
-        )
-        missing = ", ".join(self._name(rank) for rank in away) or self._name(culprit)
+        away = [rank for rank, here in enumerate(came) if not here] or [culprit]
+        missing = ", ".join(map(self._name, away))
         here = ", ".join(str(self._names[rank]) for rank in range(len(came)) if rank not in away)
         return (
-            f"{self.who}: {missing} did not come within {seconds:g} s to {what}; rank(s) {here} did. See what "
-            f"it is doing (py-spy dump --pid {self._meeting.pids[away[0] if away else culprit]}); a step that takes "
-            f"longer needs a larger timeout."
+            f"{self.who}: {missing} did not come within {seconds:g} s to {what}; rank(s) {here} did. See what it is "
+            f"doing (py-spy dump --pid {self.pids[away[0]]}); a step that takes longer needs a larger timeout."
+        )
+
+    def _late_message(self, culprit: int, what: str, seconds: float) -> str:
+        """Of a message; ``culprit`` is -1 where any rank could have sent it."""
+        why, pid = ("no rank has sent anything", "PID")
+        if culprit >= 0:
+            why, pid = f"it waited for {self._name(culprit)}", str(self.pids[culprit])
+        return (
+            f"{self.who}: {what} was not over within {seconds:g} s: {why}. See what the other side is doing "
+            f"(py-spy dump --pid {pid}); a step that takes longer needs a larger timeout."
         )
 
     def _lost(self, outcome: int, culprit: int, what: str) -> str:
@@ -203,4 +211,4 @@ class Member:
         )
 
     def _name(self, rank: int) -> str:
-        return f"rank {self._names[rank]} (pid {self._meeting.pids[rank]})" if rank >= 0 else "any rank"
+        return f"rank {self._names[rank]} (pid {self.pids[rank]})" if rank >= 0 else "any rank"
