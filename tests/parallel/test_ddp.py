@@ -100,6 +100,33 @@ def test_parameters_that_the_module_says_to_ignore_stay_local():
     assert not torch.equal(b, other_b)
 
 
+class Remembering(nn.Module):
+    """Has a buffer of its own on each rank."""
+
+    _ddp_params_and_buffers_to_ignore = ("mine",)
+
+    def __init__(self, rank):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("ours", torch.full((2,), float(rank)))
+        self.register_buffer("mine", torch.full((rank + 1,), float(rank)))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def ignored_buffers(rank):
+    model = DistributedDataParallel(Remembering(rank))
+    with model.join():
+        for _ in range(2 - rank):
+            mean(model(torch.ones(1, 2))).backward()
+    return model.module.ours.tolist(), model.module.mine.tolist()
+
+
+def test_buffers_that_the_module_says_to_ignore_stay_local():
+    assert run_ranks(ignored_buffers, 2) == [([0.0, 0.0], [0.0]), ([0.0, 0.0], [1.0, 1.0])]
+
+
 def flagged(rank, flag):
     torch.manual_seed(0)
     model = DistributedDataParallel(Net(), find_unused_parameters=flag)

@@ -1,6 +1,6 @@
 """Buffers, such as batch norm's running statistics, made equal on all ranks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,12 +45,12 @@ def sync_buffers(model: nn.Module, how: str = "mean") -> None:
             _WAYS[how](module, reducer.peers)
 
 
-def take_first(module: nn.Module, peers: Peers) -> None:
-    """Give every rank the first rank's buffers, in one message for each dtype.
+def take_first(module: nn.Module, peers: Peers, ignored: Collection[str] = ()) -> None:
+    """Give every rank the first rank's buffers, but for those with ``ignored`` names, in one message for each dtype.
 
     Buffers that are equal already are not written: a graph that was built with them stays valid.
     """
-    for members in by_kind(list(module.buffers())):
+    for members in by_kind([buffer for name, buffer in module.named_buffers() if name not in ignored]):
         packed = torch.cat([member.reshape(-1) for member in members])
         peers.broadcast(packed)
         write_back(members, packed)

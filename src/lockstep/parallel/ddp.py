@@ -126,7 +126,8 @@ class DistributedDataParallel(nn.Module, Joinable):
             self.process_group = dist.group.WORLD
         if self.process_group is None or self.process_group.size() == 1:
             return
-        world.ranks.barrier() if self.process_group is dist.group.WORLD else None
+        if self.process_group is dist.group.WORLD:
+            world.ranks.barrier()
         peers = Peers(self.process_group)
         self._reducer = attach(
             self.module,
@@ -163,7 +164,7 @@ class DistributedDataParallel(nn.Module, Joinable):
     def _sync_buffers(self, reducer: Reducer) -> None:
         if self.forward_sync_buffers and reducer.syncing:
             with torch.no_grad():
-                take_first(self.module, reducer.peers)
+                take_first(self.module, reducer.peers, self.parameters_to_ignore)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -239,7 +240,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         if self._reducer is None:
             return JoinHook()
         self._reducer.over_active = not kwargs.get("divide_by_initial_world_size", False)
-        return Shadow(self.module, self._reducer, self._sync_buffers)
+        return Shadow(self.module, self._reducer, self._sync_buffers, self.parameters_to_ignore)
 
     @property
     def join_device(self) -> torch.device:

@@ -1,6 +1,6 @@
 """What a rank that has run out of data does while others go on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
@@ -12,8 +12,10 @@ from lockstep.parallel.reducer import Reducer
 class Shadow(JoinHook):
     """Takes part in what a `DistributedDataParallel` sends in a step, with nothing of its own."""
 
-    def __init__(self, module: nn.Module, reducer: Reducer, sync_buffers: Callable[[Reducer], None]) -> None:
-        self._module, self._reducer, self._sync_buffers = module, reducer, sync_buffers
+    def __init__(
+        self, module: nn.Module, reducer: Reducer, sync_buffers: Callable[[Reducer], None], ignored: Collection[str]
+    ) -> None:
+        self._module, self._reducer, self._sync_buffers, self._ignored = module, reducer, sync_buffers, ignored
 
     def main_hook(self) -> None:
         """One forward and backward of the others."""
@@ -28,7 +30,8 @@ class Shadow(JoinHook):
         """All have run out: everybody takes the model of a rank that went on to the end."""
         peers = self._reducer.peers
         last = peers.line_up(torch.tensor(is_last_joiner, device=self._reducer.device)).tolist()
-        for tensor in (*self._module.parameters(), *self._module.buffers()):
+        named = (*self._module.named_parameters(), *self._module.named_buffers())
+        for tensor in (tensor for name, tensor in named if name not in self._ignored):
             whole = tensor.detach().contiguous()
             peers.broadcast(whole, source=last.index(True))
             tensor.detach().copy_(whole)
