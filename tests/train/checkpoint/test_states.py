@@ -255,3 +255,18 @@ def test_safetensors_itself_reads_the_files(tmp_path):
     (path,) = checkpoint.latest().glob("*.safetensors")
 
     assert same(model.weight.detach(), load_file(path)["model/weight"])
+
+
+class Graph(nn.Module):
+    def __init__(self, edge):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("edges", torch.sparse_coo_tensor([[0], [1]], [edge], (2, 2)))
+
+
+def test_a_model_with_a_sparse_buffer_comes_back(tmp_path):
+    lockstep.Checkpoint(tmp_path, model=Graph(3.0)).save(wait=True)
+    again = Graph(0.0)
+
+    assert lockstep.Checkpoint(tmp_path, model=again).restore()
+    assert again.edges.to_dense().tolist() == [[0.0, 3.0], [0.0, 0.0]]

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from lockstep.data import DataLoader
@@ -53,7 +54,7 @@ def load(part: Any, state: Any) -> None:
 def tell(name: str, part: Any) -> Told:
     """Give a part's state as a tree and tensors, which are the part's own memory."""
     buffers = unwrap(part).buffers() if isinstance(part, nn.Module) else ()
-    collection = Collection(frozenset(buffer.data_ptr() for buffer in buffers if buffer.layout is not None))
+    collection = Collection(frozenset(buffer.data_ptr() for buffer in buffers if buffer.layout is torch.strided))
     tree = trees.encode(state_of(part), name, collection.put)
     return Told(tree, collection.held)
 
