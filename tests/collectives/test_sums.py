@@ -204,3 +204,35 @@ def go_on_after_a_mismatch(rank):
 
 def test_after_a_mismatch_the_ranks_are_still_in_step():
     assert run_ranks(go_on_after_a_mismatch, 3) == [3, 3, 3]
+
+
+def total_of_narrow_integers(rank, fits):
+    x = torch.tensor([100, 100 if fits else 200], dtype=torch.uint8)
+    try:
+        return lockstep.total(x).tolist()
+    except lockstep.UsageError as error:
+        return str(error)
+
+
+def test_a_sum_that_its_dtype_cannot_hold_raises_on_every_rank():
+    assert run_ranks(total_of_narrow_integers, 2, True) == [[200, 200]] * 2
+    assert [said[:67] for said in run_ranks(total_of_narrow_integers, 2, False)] == [
+        "lockstep.total: a sum is 400, which torch.uint8 cannot hold. Pass x"
+    ] * 2
+
+
+def total_of_a_huge_number(rank):
+    try:
+        return lockstep.total(2**62)
+    except lockstep.UsageError as error:
+        return str(error)
+
+
+def test_python_integers_are_exact_or_refused():
+    assert run_ranks(total_of_a_huge_number, 1, backend=None) == [2**62]
+    assert ["does not fit into 64 bits" in said for said in run_ranks(total_of_a_huge_number, 2)] == [True, True]
+
+
+def test_the_mean_of_complex_numbers_is_refused_rather_than_cut():
+    with pytest.raises(lockstep.UsageError, match="divides real numbers"):
+        lockstep.mean(torch.tensor(1 + 1j), 2)

@@ -57,7 +57,7 @@ def gather(x: T, loader: Ordered | None = None) -> T:
         if loader is not None:
             parts.append(matching_positions(parts, loader))
     what = describe(x, leaf=lambda leaf: "tensor" if isinstance(leaf, Tensor) else type(leaf).__name__)
-    heads = exchange_headers(world, f"{what}{' and a loader' if loader else ''}", parts)
+    heads = exchange_headers(world, f"{what}{' and a loader' if loader is not None else ''}", parts)
     gathered = [gather_rows(world, part, head) for part, head in zip(parts, heads, strict=True)]
     if loader is not None:
         order = gathered.pop().argsort(stable=True)

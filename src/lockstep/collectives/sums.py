@@ -12,6 +12,9 @@ from lockstep.world import World, current
 
 T = TypeVar("T")
 
+_NARROW = (torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32)
+"""Summed in int64: a few ranks' samples are soon too many for them."""
+
 
 def total(x: T) -> T:
     """Add ``x`` up over all ranks.
@@ -27,7 +30,7 @@ def total(x: T) -> T:
 
     Raises:
         MismatchError: Ranks bring different structures, shapes or dtypes; on every rank.
-        UsageError: Something is neither a number nor a tensor.
+        UsageError: Something is neither a number nor a tensor, or a sum of integers does not fit into their dtype.
 
     Example:
         >>> import lockstep, torch
@@ -36,7 +39,7 @@ def total(x: T) -> T:
     """
     world = current()
     with problems_reach_all(world, "lockstep.total"):
-        parts = [as_tensor(leaf) for leaf in leaves(x)]
+        parts = [as_tensor(leaf, world.size) for leaf in leaves(x)]
     agree(world, "lockstep.total", describe(x, leaf=kind_and_shape))
     summed = iter(sum_packed(world, parts))
     return cast(T, map_leaves(lambda leaf: like(leaf, next(summed)), x))
@@ -55,7 +58,7 @@ def mean(total: Any, count: Any) -> Any:
 
     Raises:
         MismatchError: Ranks bring different shapes or dtypes.
-        UsageError: One of them is neither a number nor a tensor.
+        UsageError: One of them is neither a number nor a tensor, or complex.
 
     Example:
         >>> import lockstep
@@ -65,6 +68,8 @@ def mean(total: Any, count: Any) -> Any:
     world = current()
     with problems_reach_all(world, "lockstep.mean"):
         both = [as_tensor(total), as_tensor(count)]
+        if any(part.is_complex() for part in both):
+            raise UsageError("lockstep.mean divides real numbers; give it x.real and x.imag one after the other.")
     agree(world, "lockstep.mean", describe([total, count], leaf=kind_and_shape))
     device = total.device if isinstance(total, Tensor) else both[1].device
     above, below = sum_packed(world, [part.to(device, torch.float64) for part in both])
@@ -75,22 +80,22 @@ def mean(total: Any, count: Any) -> Any:
     return quotient.to(torch.float64 if kept == torch.float64 else torch.float32)
 
 
-def as_tensor(leaf: object) -> Tensor:
-    """A leaf in a dtype that can be summed without loss."""
+def as_tensor(leaf: object, ranks: int = 1) -> Tensor:
+    """A leaf in a dtype in which so many ranks' can be summed without loss."""
     if isinstance(leaf, Tensor):
         if leaf.is_sparse or leaf.is_quantized:
             raise UsageError(f"a {leaf.layout} tensor cannot be summed over ranks; pass x.to_dense().")
         if leaf.dtype in (torch.float16, torch.bfloat16):
             return leaf.detach().float()
-        return leaf.detach().long() if leaf.dtype == torch.bool else leaf.detach()
+        return leaf.detach().long() if leaf.dtype in _NARROW else leaf.detach()
     if isinstance(leaf, bool | int):
-        if not -(2**63) <= leaf < 2**63:
-            raise UsageError(f"{leaf} does not fit into 64 bits; pass it as a float.")
+        if not -(2**63) <= leaf * ranks < 2**63:
+            raise UsageError(f"{leaf} on each of {ranks} rank(s) does not fit into 64 bits; pass it as a float.")
         return torch.tensor(int(leaf))
     if isinstance(leaf, float):
         return torch.tensor(leaf, dtype=torch.float64)
     if hasattr(leaf, "item") and getattr(leaf, "ndim", None) == 0:  # numpy's scalars
-        return as_tensor(leaf.item())
+        return as_tensor(leaf.item(), ranks)
     raise UsageError(
         f"lockstep adds up numbers and tensors, not {type(leaf).__name__}. Convert it, with "
         f"torch.as_tensor for instance, or leave it out."
@@ -106,9 +111,15 @@ def kind_and_shape(leaf: object) -> str:
 
 def like(leaf: object, summed: Tensor) -> Any:
     """The sum in the kind that went in."""
-    if isinstance(leaf, Tensor):
-        return summed.to(leaf.dtype) if leaf.dtype != torch.bool else summed
-    return summed.item()
+    if not isinstance(leaf, Tensor):
+        return summed.item()
+    if leaf.dtype == torch.bool:
+        return summed
+    kept = summed.to(leaf.dtype)
+    if leaf.dtype in _NARROW and not torch.equal(kept.long(), summed):
+        most = int(summed[kept.long() != summed].flatten()[0])
+        raise UsageError(f"lockstep.total: a sum is {most}, which {leaf.dtype} cannot hold. Pass x.long().")
+    return kept
 
 
 def sum_packed(world: World, parts: list[Tensor]) -> list[Tensor]:
