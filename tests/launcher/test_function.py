@@ -89,6 +89,11 @@ def test_a_killed_rank_raises_here():
         lockstep.launch(train, ranks=2)
 
 
+def test_no_ranks_at_all_say_so_in_the_words_of_the_call():
+    with pytest.raises(UsageError, match=r"lockstep\.launch\(ranks=0\): write a number from 1 on"):
+        lockstep.launch(print, ranks=0)
+
+
 def test_what_cannot_be_sent_says_so():
     with pytest.raises(UsageError, match="arguments cannot be sent"):
         lockstep.launch(print, (x for x in "ab"), ranks=1)

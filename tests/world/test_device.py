@@ -31,6 +31,7 @@ def test_a_rank_gets_the_device_of_its_local_rank(wanted, place, count, expected
         ("cuda:7", ALONE, 2, ["cuda:7", "2 visible device"]),
         ("cuda", THIRD, 0, ["rank 2", "no CUDA device"]),
         ("tpu", ALONE, 0, ["'tpu'", "'auto'"]),
+        ("cuda:first", ALONE, 2, ["'cuda:first'", "'cuda:1'"]),
     ],
 )
 def test_a_device_that_is_not_there_raises_and_is_named(wanted, place, count, words):

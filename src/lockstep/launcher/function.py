@@ -58,8 +58,10 @@ def launch(fn: Callable[..., T], *args: Any, ranks: int | None = None) -> list[T
     Raises:
         LostRankError: A rank raised, ended or was killed. The message has its traceback; the exception itself is the
             cause, where it can be sent.
-        UsageError: ``fn``, its arguments or a result cannot be sent.
+        UsageError: ``fn``, its arguments or a result cannot be sent; or ``ranks`` is no number of ranks.
     """
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"lockstep.launch(ranks={ranks}): write a number from 1 on, or leave it out.")
     plan = make_plan(Wish(nproc_per_node="auto" if ranks is None else str(ranks)), machine.look(_gpus), os.environ)
     call = _pack(fn, args)
     pipes = [connection.Pipe(duplex=False) for _ in plan.seats]
@@ -100,9 +102,8 @@ def _pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
             packed: bytes = cloudpickle.dumps((fn, args))
         except Exception as error:
             raise UsageError(
-                f"lockstep.launch: the function or its arguments cannot be sent to the ranks "
-                f"({type(error).__name__}: {error}). "
-                f"Open files, locks, generators and the like must be made inside the function."
+                f"lockstep.launch: the function or its arguments cannot be sent to the ranks ({type(error).__name__}: "
+                f"{error}). Open files, locks, generators and the like must be made inside the function."
             ) from error
     return packed
 
@@ -251,8 +252,7 @@ def _pack_result(value: object, rank: int) -> bytes:
         packed: bytes = cloudpickle.dumps((True, value))
     except Exception as error:
         raise _CannotBeSentError(
-            f"rank {rank}: the result, a {type(value).__name__}, cannot be sent back "
-            f"({type(error).__name__}: {error}). "
-            f"Return numbers, tensors, arrays, or containers of them."
+            f"rank {rank}: the result, a {type(value).__name__}, cannot be sent back ({type(error).__name__}: "
+            f"{error}). Return numbers, tensors, arrays, or containers of them."
         ) from error
     return packed

@@ -30,7 +30,7 @@ def pick_device(wanted: str, place: Place, cuda_devices: int) -> str:
         kind = "cuda" if cuda_devices else "cpu"
     if kind == "cpu":
         return "cpu"
-    if kind != "cuda":
+    if kind != "cuda" or (index and not index.isdecimal()):
         raise UsageError(f"device={wanted!r} is not one that lockstep knows: write 'auto', 'cpu', 'cuda' or 'cuda:1'.")
     if not cuda_devices:
         raise UsageError(

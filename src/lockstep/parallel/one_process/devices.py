@@ -34,9 +34,11 @@ def as_device(x: Any, cuda_devices: int, argument: str) -> torch.device:
     if device.type == "cpu":
         return torch.device("cpu")  # cpu:0 and cpu are one device, but torch takes them for two
     if device.type == "cuda":
+        if not cuda_devices:
+            raise UsageError(f"{argument}: {x!r}, but torch sees no CUDA device here. Write 'cpu'.")
         if device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device() if cuda_devices else 0)
-        if device.index >= max(cuda_devices, 1):
+            device = torch.device("cuda", torch.cuda.current_device())
+        if device.index >= cuda_devices:
             raise UsageError(
                 f"{argument}: {x!r} is past the last of {cuda_devices} visible CUDA device(s). Name devices 0 to "
                 f"{cuda_devices - 1}, make more visible (CUDA_VISIBLE_DEVICES), or leave {argument} out."
