@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import PATIENCE, command, run
 
+from lockstep.launcher.output import Output
 from lockstep.launcher.screen import Screen
 
 
@@ -61,6 +62,15 @@ def test_logs_hold_each_ranks_output_and_its_traceback(tmp_path):
     log = (tmp_path / "logs" / "rank1.log").read_text()
     assert log.startswith("hello 1\nTraceback")
     assert log.endswith("ValueError: no\n")
+
+
+def test_logs_of_several_nodes_in_one_folder_have_names_of_their_own(tmp_path):
+    for host in ("ant ", "bee "):
+        output = Output(1, owner=0, direct=True, host=host, log_dir=str(tmp_path))
+        output.start()
+        output.join(None)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ant-local_rank0.log", "bee-local_rank0.log"]
 
 
 def on_a_terminal(arguments, keys=(), env=None):

@@ -46,7 +46,8 @@ class Output:
         if same:
             screens[2] = screens[1]
         self._screens = screens
-        self._logs = _open_logs(log_dir, ranks)
+        # Nodes often have a folder in common.
+        self._logs = _open_logs(log_dir, f"{host.strip()}-local_rank" if host else "rank", ranks)
         self.streams = [self._connect(rank, rank == owner, direct, same) for rank in range(ranks)]
 
     def _connect(self, rank: int, own: bool, direct: bool, same: bool) -> tuple[Connection | None, Connection | None]:
@@ -164,11 +165,11 @@ def _same(a: int, b: int) -> bool:
     return False
 
 
-def _open_logs(folder: str, ranks: int) -> list[Any]:
+def _open_logs(folder: str, name: str, ranks: int) -> list[Any]:
     if not folder:
         return []
     Path(folder).mkdir(parents=True, exist_ok=True)
-    return [(Path(folder) / f"rank{rank}.log").open("ab", buffering=0) for rank in range(ranks)]
+    return [(Path(folder) / f"{name}{rank}.log").open("ab", buffering=0) for rank in range(ranks)]
 
 
 def _terminal_like(real: int) -> tuple[int, int]:
