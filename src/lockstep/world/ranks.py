@@ -44,7 +44,8 @@ class Alone:
 
     def add_up_later(self, x: Tensor) -> Callable[[], Tensor]:
         """Nothing to wait for."""
-        return lambda: x
+        mine = self.add_up(x)
+        return lambda: mine
 
     def line_up(self, x: Tensor) -> Tensor:
         """Give ``(1, *x.shape)``."""
