@@ -8,7 +8,7 @@ import torch
 from torch.utils import data as torch_data
 
 import lockstep
-from lockstep.data.arguments import crowded
+from lockstep.data.arguments import crowded, usable_cores
 from lockstep.world import current
 
 
@@ -176,6 +176,14 @@ def test_d17_far_too_many_workers_are_named():
 
     assert "num_workers=8 on 4 ranks are 32 processes on 8 cores. num_workers=2 would do" in crowded(8, world, cores=8)
     assert crowded(4, world, cores=8) is None
+
+
+def test_where_the_system_does_not_say_which_cores_are_ours_they_all_count(monkeypatch):
+    """As on macOS."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+
+    assert usable_cores() == os.cpu_count()
+    assert [batch.tolist() for batch in lockstep.DataLoader(range(3), 2)] == [[0, 1], [2]]
 
 
 def test_a_second_iteration_with_workers_stops_the_first():

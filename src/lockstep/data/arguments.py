@@ -1,5 +1,6 @@
 """Arguments that contradict each other, and what to write instead."""
 
+import os
 from typing import Any
 
 import torch
@@ -50,13 +51,12 @@ def refuse(
 
 _NO_BATCHES = (
     "batch_size=None: lockstep.DataLoader counts samples over all ranks, so it must make the batches. Write "
-    "batch_size=..., or "
-    "batch_sampler=... for a sampler that gives lists of indices; a stream that gives whole batches must give samples."
+    "batch_size=..., or batch_sampler=... for a sampler that gives lists of indices; a stream that gives whole batches "
+    "must give samples."
 )
 _BESIDES = (
     "batch_sampler makes the batches, so batch_size, shuffle, sampler and drop_last have no meaning beside it: leave "
-    "them out, or leave "
-    "batch_sampler out."
+    "them out, or leave batch_sampler out."
 )
 
 
@@ -67,25 +67,22 @@ def _besides(batch_size: int | None, given: list[str], drop_last: bool) -> bool:
 def _length_problem(dataset: Any) -> str:
     return (
         f"{type(dataset).__name__} has no __len__. Give it one, or derive it from torch.utils.data.IterableDataset if "
-        f"it can only "
-        f"be read from its beginning."
+        f"it can only be read from its beginning."
     )
 
 
 def _stream_problem(given: list[str]) -> str:
     return (
         f"{' and '.join(given)} with an IterableDataset: a stream has an order of its own. Leave it out, and let the "
-        f"data set shuffle "
-        f"in __iter__ (random numbers from python, numpy or torch are the same there on every rank)."
+        f"data set shuffle in __iter__ (random numbers from python, numpy or torch are the same there on every rank)."
     )
 
 
 def _shuffle_problem(sampler: Any) -> str:
     if sampler is not None and (division(sampler) or hasattr(sampler, "num_replicas")):
         return (
-            f"shuffle=True with sampler={type(sampler).__name__}: lockstep.DataLoader divides between ranks by "
-            f"itself. Leave the sampler "
-            f"out and keep shuffle=True."
+            f"shuffle=True with sampler={type(sampler).__name__}: lockstep.DataLoader divides between ranks by itself. "
+            f"Leave the sampler out and keep shuffle=True."
         )
     return "shuffle=True with a sampler: the sampler decides on the order. Leave one of them out."
 
@@ -94,8 +91,7 @@ def _refuse_nothing(n: int, batch_size: int, drop_last: bool) -> None:
     if drop_last and 0 < n < batch_size:
         raise UsageError(
             f"{n} samples in global batches of {batch_size} with drop_last=True make no batch at all. Use a smaller "
-            f"batch_size, or "
-            f"drop_last=False."
+            f"batch_size, or drop_last=False."
         )
 
 
@@ -104,9 +100,13 @@ def refuse_small_batch(world: World, batch_size: int | None) -> None:
     if batch_size is not None and batch_size < world.size:
         raise UsageError(
             f"rank {world.rank} of {world.size}: batch_size={batch_size} counts the samples of all ranks together, so "
-            f"it must be at least "
-            f"{world.size}, the number of ranks. Write batch_size={world.size} or more."
+            f"it must be at least {world.size}, the number of ranks. Write batch_size={world.size} or more."
         )
+
+
+def usable_cores() -> int:
+    """How many cores this process may use; all of them where the system does not say (macOS)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def crowded(num_workers: int, world: World, cores: int) -> str | None:
@@ -116,6 +116,5 @@ def crowded(num_workers: int, world: World, cores: int) -> str | None:
         return None
     return (
         f"lockstep.DataLoader: num_workers={num_workers} on {world.local_size} ranks are {workers} processes on "
-        f"{cores} cores. "
-        f"num_workers={max(1, cores // world.local_size)} would do."
+        f"{cores} cores. num_workers={max(1, cores // world.local_size)} would do."
     )

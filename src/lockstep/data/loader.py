@@ -1,6 +1,5 @@
 """torch's DataLoader, over all ranks."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -10,9 +9,8 @@ from torch import Tensor
 from torch.utils import data as torch_data
 
 from lockstep.data.ahead import ahead
-from lockstep.data.arguments import crowded, refuse, refuse_small_batch
+from lockstep.data.arguments import crowded, refuse, refuse_small_batch, usable_cores
 from lockstep.data.orders import Order, Positions
-from lockstep.data.randomness import derive_seed
 from lockstep.data.rounds import Rounds
 from lockstep.data.samplers import Divided, Drawn, division, epoch_of
 from lockstep.data.samples import Samples, nested_sets
@@ -21,6 +19,7 @@ from lockstep.data.tasks import Feed, Run
 from lockstep.data.workers import Opening
 from lockstep.errors import UsageError
 from lockstep.world import World, current
+from lockstep.world.seeds import derive_seed
 
 T_co = TypeVar("T_co", covariant=True)
 _END = object()
@@ -126,7 +125,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._open: _Progress | None = None  # the iteration that `state_dict` describes
         self._runs = 0
         refuse_small_batch(current(), self.batch_size)
-        crowd = crowded(num_workers, current(), len(os.sched_getaffinity(0)))
+        crowd = crowded(num_workers, current(), usable_cores())
         if crowd:
             warnings.warn(crowd, stacklevel=2)
 
@@ -189,8 +188,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             if name in state and name in mine and state[name] != mine[name]:
                 raise UsageError(
                     f"the state was taken with {name} {state[name]!r}, this loader has {mine[name]!r}: its position "
-                    f"would mean other samples. "
-                    f"Make the loader as it was then."
+                    f"would mean other samples. Make the loader as it was then."
                 )
         self._next = (int(state["epoch"]), int(state["position"]))
         self._seed = int(state["seed"])
@@ -264,8 +262,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             if self._latest is not progress and self.persistent_workers:
                 raise UsageError(
                     "another iteration of this lockstep.DataLoader has begun, and its workers serve one at a time. "
-                    "Write "
-                    "persistent_workers=False, or make two loaders."
+                    "Write persistent_workers=False, or make two loaders."
                 )
             batch = next(batches, _END)
             if batch is _END:

@@ -6,12 +6,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from lockstep.collectives.agreement import agree
-from lockstep.data.permutation import Permutation
+from lockstep.data.permutation import BLOCK, Permutation
 from lockstep.data.shares import Indices, count_batches, end_of_epoch, own_positions, share
 from lockstep.data.tasks import Run, Task
 from lockstep.world import World
-
-_BLOCK = 8192  # indices that are computed at a time: half a millisecond, and 64 kB
 
 
 class Order(Protocol):
@@ -97,7 +95,7 @@ class Positions:
 
     def _tasks(self, run: Run) -> Iterator[Task]:
         lookup, end, size = self._lookup(run), self._end(run), self._batch_size
-        block = max(1, _BLOCK * run.size // size) * size
+        block = max(1, BLOCK * run.size // size) * size
         for first in range(run.start, end, block):
             stop = min(first + block, end)
             indices: list[int] = lookup(own_positions(first, stop, size, run.rank, run.size)).tolist()

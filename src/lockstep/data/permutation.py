@@ -13,6 +13,9 @@ from lockstep.data.shares import Indices
 
 _Words = NDArray[np.uint64]
 
+BLOCK = 8192
+"""Positions that are best looked up at a time: half a millisecond, and 64 kB."""
+
 _TABLE = 1 << 14  # positions; sorting that many takes about a millisecond
 _ROUNDS = 8
 # The multipliers of SplitMix64 (Steele, Lea and Flood, 2014): odd, with well-spread bits.

@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-
-def derive_seed(*key: int) -> int:
-    """Give a 63-bit seed; neighbouring keys give unrelated ones.
-
-    Example:
-        >>> derive_seed(0, 1) == derive_seed(0, 1), derive_seed(0, 1) == derive_seed(1, 0)
-        (True, False)
-    """
-    return int(np.random.SeedSequence([number % 2**64 for number in key]).generate_state(1, np.uint64)[0] >> 1)
+from lockstep.world.seeds import derive_seed
 
 
 def plant(*key: int) -> None:

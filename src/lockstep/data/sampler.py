@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from lockstep.data.permutation import Permutation
+from lockstep.data.permutation import BLOCK, Permutation
 from lockstep.data.shares import Indices
 from lockstep.errors import UsageError
 from lockstep.world import current
-
-_BLOCK = 8192  # see orders._BLOCK
 
 
 class DistributedSampler(Sampler[int]):
@@ -98,8 +96,8 @@ class DistributedSampler(Sampler[int]):
         place = self._open = _Place(start)
         count, step, n = self._count(start, self.rank), self.num_replicas, len(self.dataset)
         lookup = Permutation(n, (self.seed, self.epoch)) if self.shuffle else None
-        for first in range(0, count, _BLOCK):
-            numbers = np.arange(first, min(first + _BLOCK, count), dtype=np.int64)
+        for first in range(0, count, BLOCK):
+            numbers = np.arange(first, min(first + BLOCK, count), dtype=np.int64)
             positions: Indices = (start + self.rank + numbers * step) % n
             indices: list[int] = (positions if lookup is None else lookup(positions)).tolist()
             for index in indices:
@@ -137,8 +135,7 @@ class DistributedSampler(Sampler[int]):
         if state["samples"] != len(self.dataset):
             raise UsageError(
                 f"the state is of a data set of {state['samples']} samples, this one has {len(self.dataset)}: "
-                f"positions would mean other "
-                f"samples. Give the sampler the same data set."
+                f"positions would mean other samples. Give the sampler the same data set."
             )
         self.seed = state["seed"]
         self.epoch = state["epoch"]

@@ -14,13 +14,13 @@ def plant(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def own_seed(seed: int, rank: int) -> int:
-    """The seed that a rank other than 0 goes on with; neighbouring seeds and ranks give unrelated ones.
+def derive_seed(*key: int) -> int:
+    """Give a 63-bit seed for a key, such as a seed and a rank; neighbouring keys give unrelated ones.
 
     Example:
-        >>> own_seed(0, 1) == own_seed(0, 1), own_seed(0, 1) == own_seed(1, 0)
+        >>> derive_seed(0, 1) == derive_seed(0, 1), derive_seed(0, 1) == derive_seed(1, 0)
         (True, False)
     """
     import numpy as np
 
-    return int(np.random.SeedSequence((seed % 2**64, rank)).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence([number % 2**64 for number in key]).generate_state(1, np.uint64)[0] >> 1)

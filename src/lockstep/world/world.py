@@ -86,7 +86,7 @@ class World:
         if not self._parted:
             self._parted = True
             if self.rank and self.started:
-                seeds.plant(seeds.own_seed(self.seed, self.rank))
+                seeds.plant(seeds.derive_seed(self.seed, self.rank))
 
 
 _world: World | None = None

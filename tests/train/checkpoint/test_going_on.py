@@ -134,5 +134,5 @@ def test_more_ranks_than_saved_draw_numbers_that_nobody_has_drawn(tmp_path):
 def draws_of_a_new_third_rank():
     from lockstep.world import seeds
 
-    generator = torch.Generator().manual_seed(seeds.own_seed(0, 2))
+    generator = torch.Generator().manual_seed(seeds.derive_seed(0, 2))
     return torch.rand(3, generator=generator).tolist()

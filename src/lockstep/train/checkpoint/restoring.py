@@ -51,9 +51,8 @@ def _candidates(world: World, directory: Path) -> Iterator[Name]:
     """Give rank 0's checkpoints to every rank, newest first."""
     names = files.list_directory(directory) if world.is_main else []
     while True:
-        problem = ""
         name = names.pop(0) if names else Name(0, 0)
-        problem, rows = together.first_problem(world, problem, *name)
+        _, rows = together.first_problem(world, "", *name)
         if not rows[0][0]:
             return
         yield Name(*rows[0])
@@ -98,7 +97,7 @@ def load(world: World, targets: dict[str, Any], found: Found) -> None:
     if problem:
         raise UsageError(f"{who}: {found.folder} does not fit: {problem}")
     if manifest.parted and world.rank >= ranks:  # this rank was not there: numbers that nobody has drawn yet
-        seeds.plant(seeds.own_seed(seeds.own_seed(world.seed, manifest.step), world.rank))
+        seeds.plant(seeds.derive_seed(seeds.derive_seed(world.seed, manifest.step), world.rank))
 
 
 def _hand_over(targets: dict[str, Any], read: dict[str, Any]) -> str:
