@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
 
 from lockstep.errors import MismatchError, UsageError
 from lockstep.world import World
@@ -57,7 +56,7 @@ def problems_reach_all(world: World, call: str) -> Iterator[None]:
 
 def _difference(world: World, call: str, mine: str) -> str:
     """Say who brought what; every rank comes here, since every rank saw the difference."""
-    texts = [_decode(row) for row in world.ranks.line_up(_encode(mine))]
+    texts = exchange_texts(world, mine, _SHOWN)
     other = next((rank for rank, text in enumerate(texts) if text != texts[0]), 0)
     return (
         f"rank {world.rank} of {world.size}: ranks brought different things to {call}. Rank 0: {texts[0]}; "
@@ -66,9 +65,7 @@ def _difference(world: World, call: str, mine: str) -> str:
     )
 
 
-def _encode(text: str) -> Tensor:
-    return torch.tensor(list(text.encode()[:_SHOWN].ljust(_SHOWN, b" ")), dtype=torch.uint8)
-
-
-def _decode(row: Tensor) -> str:
-    return bytes(row.tolist()).decode(errors="replace").rstrip()
+def exchange_texts(world: World, mine: str, most: int) -> list[str]:
+    """Give every rank's text, by rank; ``most`` bytes of each."""
+    message = torch.tensor(list(mine.encode()[:most].ljust(most, b"\0")), dtype=torch.uint8)
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in world.ranks.line_up(message).tolist()]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lockstep.collectives.agreement import exchange_texts
 from lockstep.collectives.fingerprint import fingerprint
 from lockstep.errors import LostRankError, MismatchError, UsageError
 from lockstep.parallel.attach import reducer_of, unwrap
@@ -70,21 +71,18 @@ def _plain_state(model: nn.Module) -> Mapping[str, Any]:
 
 def _tell(world: World, failure: BaseException | None, path: str) -> None:
     """Raise rank 0's failure on every rank, as nearly the same as it can travel."""
-    if world.size > 1:
-        message = torch.zeros(2 + _WORDS, dtype=torch.int32)
-        if failure is not None:
-            message[0] = 1 if isinstance(failure, UsageError) else 2 if isinstance(failure, OSError) else 3
-            message[1] = failure.errno or 0 if isinstance(failure, OSError) else 0
-            said = str(failure) if isinstance(failure, UsageError) else f"{type(failure).__name__}: {failure}"
-            codes = list(said.encode()[:_WORDS])
-            message[2 : 2 + len(codes)] = torch.tensor(codes, dtype=torch.int32)
-        kind, code, *letters = world.ranks.add_up(message).tolist()
-        if kind and failure is None:
-            text = bytes(letters).rstrip(b"\0").decode(errors="replace")
-            here = f"rank {world.rank} of {world.size}: rank 0 could not write {path}: {text}"
-            raise {1: UsageError(text), 2: OSError(code, here), 3: LostRankError(here)}[kind]
+    kind, code, said = 0, 0, ""
+    if failure is not None:
+        kind = 1 if isinstance(failure, UsageError) else 2 if isinstance(failure, OSError) else 3
+        code = failure.errno or 0 if isinstance(failure, OSError) else 0
+        said = str(failure) if isinstance(failure, UsageError) else f"{type(failure).__name__}: {failure}"
+    kind, code = world.ranks.line_up(torch.tensor([kind, code])).tolist()[0]
+    text = exchange_texts(world, said, _WORDS)[0] if kind else ""
     if failure is not None:
         raise failure
+    if kind:
+        here = f"rank {world.rank} of {world.size}: rank 0 could not write {path}: {text}"
+        raise {1: UsageError(text), 2: OSError(code, here), 3: LostRankError(here)}[kind]
 
 
 class Loaded(NamedTuple):

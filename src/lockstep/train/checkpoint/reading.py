@@ -28,7 +28,7 @@ def verify(world: World, folder: Path) -> tuple[str, Manifest | None]:
     """Look at a checkpoint together: each rank at the manifest, and at its part of the files.
 
     Returns:
-        What is wrong, the same on every rank, or an empty string; and the manifest, if it is not.
+        What is wrong, the same on every rank, or an empty string; and the manifest if nothing is wrong.
 
     Raises:
         CheckpointError: A later version of lockstep wrote it, so that nothing is wrong with it.

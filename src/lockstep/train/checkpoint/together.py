@@ -1,10 +1,11 @@
-"""What goes wrong on one rank is known to all; and a few words from one rank to all."""
+"""What goes wrong on one rank is known to all."""
 
 import torch
 
+from lockstep.collectives.agreement import exchange_texts
 from lockstep.world import World
 
-_MOST = 1000
+_MOST = 1000  # bytes of a problem that the others are told
 
 
 def first_problem(world: World, mine: str, *numbers: int) -> tuple[str, list[list[int]]]:
@@ -21,15 +22,6 @@ def first_problem(world: World, mine: str, *numbers: int) -> tuple[str, list[lis
     """
     row = torch.tensor([bool(mine), *numbers])
     rows: list[list[int]] = world.ranks.line_up(row).tolist()
-    texts = tell_all(world, mine) if any(row[0] for row in rows) else []
+    texts = exchange_texts(world, mine, _MOST) if any(row[0] for row in rows) else []
     problem = next((f"rank {rank}: {text}" for rank, text in enumerate(texts) if text), "")
     return problem, [row[1:] for row in rows]
-
-
-def tell_all(world: World, mine: str) -> list[str]:
-    """Give every rank's text, by rank; shortened."""
-    message = torch.zeros(_MOST, dtype=torch.uint8)
-    data = bytearray(mine.encode()[:_MOST])
-    if data:
-        message[: len(data)] = torch.frombuffer(data, dtype=torch.uint8)
-    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in world.ranks.line_up(message)]

@@ -55,7 +55,7 @@ class Alone:
 
 
 class Store:
-    """By the store of the default process group."""
+    """By the store of the default process group, between two ranks or more."""
 
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._size = rank, size
@@ -81,8 +81,7 @@ class Store:
     def collect(self, mine: str) -> list[str]:
         """Wait for all."""
         keys = [self._key(rank, "report") for rank in range(1, self._size)]
-        if keys:
-            self._wait(keys)
+        self._wait(keys)
         texts = [mine, *(self._store.get(key).decode() for key in keys)]
         for key in keys:
             self._store.delete_key(key)
@@ -92,8 +91,7 @@ class Store:
         """Answer; rank 0 may keep the store itself, so it stays until all have heard."""
         self._store.set(self._key(0, "verdict"), text)
         keys = [self._key(rank, "heard") for rank in range(1, self._size)]
-        if keys:
-            self._wait(keys)
+        self._wait(keys)
         for key in (self._key(0, "verdict"), *keys):
             self._store.delete_key(key)
 
