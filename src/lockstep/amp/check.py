@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.amp.levels import HALF_TYPES
 from lockstep.amp.state import _amp_state
 
 
@@ -53,7 +54,7 @@ def refuse_half_models(models: list[nn.Module]) -> None:
     for model in models:
         for what, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in named:
-                if tensor.dtype in (torch.float16, torch.bfloat16):
+                if tensor.dtype in HALF_TYPES:
                     raise RuntimeError(
                         f"Found {what} {name} with type {tensor.type()}, expected torch.cuda.FloatTensor.\nWhen using "
                         "amp.initialize, you do not need to call .half() on your model\nbefore passing it, no matter "

@@ -12,7 +12,7 @@ from lockstep.amp import models as of_models
 from lockstep.amp.casting import CASTS, begin_forward, forget_copies
 from lockstep.amp.check import as_list, device_types, is_optimizer, refuse_half_models, refuse_optimizers
 from lockstep.amp.handle import AmpHandle
-from lockstep.amp.levels import LEVELS, OPTIONS, Properties, defaults_of, half_for, override
+from lockstep.amp.levels import HALF_TYPES, LEVELS, OPTIONS, Properties, defaults_of, half_for, override
 from lockstep.amp.masters import AmpOptimizerState, master_of
 from lockstep.amp.names import name_first_not_finite, remember_names
 from lockstep.amp.optimizers import adopt, release, stash_of
@@ -140,7 +140,7 @@ def _print_options(properties: Properties) -> None:
 
 
 def _tell_substitution(properties: Properties) -> None:
-    casts = properties.cast_model_type in (torch.float16, torch.bfloat16) or properties.patch_torch_functions
+    casts = properties.cast_model_type in HALF_TYPES or properties.patch_torch_functions
     if casts and properties.half != (properties.cast_model_type or torch.float16):
         maybe_print(f"Half precision is {properties.half} here; LOCKSTEP_HALF=fp16 asks for torch.float16.", rank0=True)
 
@@ -151,7 +151,7 @@ def _start_anew(models: list[nn.Module], optimizers: list[Any]) -> None:
     for model in models:
         if of_models.unhook(model):
             for tensor in (*model.parameters(), *model.buffers()):
-                if tensor.dtype in (torch.float16, torch.bfloat16):
+                if tensor.dtype in HALF_TYPES:
                     master = master_of(tensor)
                     of_models.cast_tensor(tensor, torch.float32)
                     if master is not None:

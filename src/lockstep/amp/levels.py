@@ -41,7 +41,9 @@ OPTIONS = (
     "loss_scale",
 )
 
-HALVES = {"fp16": torch.float16, "float16": torch.float16, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+_HALVES_BY_NAME = {"fp16": torch.float16, "float16": torch.float16, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
 
 
 class Properties:
@@ -72,7 +74,7 @@ class Properties:
         if not self.cast_model_type:
             return None
         wanted: torch.dtype = self.cast_model_type
-        return self.half if wanted in (torch.float16, torch.bfloat16) else wanted
+        return self.half if wanted in HALF_TYPES else wanted
 
 
 def defaults_of(opt_level: object) -> Properties:
@@ -153,12 +155,12 @@ def half_for(device_types: Iterable[str], asked: Any, environ: Any = os.environ)
         >>> half_for(["cpu"], None, {}), half_for(["cuda"], None, {}), half_for(["cpu"], torch.float16, {})
         (torch.bfloat16, torch.float16, torch.float16)
     """
-    if asked in (torch.float16, torch.bfloat16):
+    if asked in HALF_TYPES:
         half: torch.dtype = asked
         return half
     named = environ.get("LOCKSTEP_HALF", "")
     if named:
-        if named not in HALVES:
+        if named not in _HALVES_BY_NAME:
             raise UsageError(f"LOCKSTEP_HALF={named!r} is not a half type: write fp16 or bf16.")
-        return HALVES[named]
+        return _HALVES_BY_NAME[named]
     return torch.bfloat16 if set(device_types) <= {"cpu"} else torch.float16

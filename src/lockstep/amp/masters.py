@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from lockstep.amp.levels import HALF_TYPES
 from lockstep.amp.scaler import LossScaler
 from lockstep.collectives.kept import average_gradients, engines_of
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 # From a half parameter to its master. Both ends are weak: a model must not keep its optimizer's memory alive.
 _masters: Any = WeakIdKeyDictionary()
@@ -100,7 +99,7 @@ class AmpOptimizerState:
         masters: list[Tensor] = []
         singles: list[Tensor] = []
         for i, param in enumerate(group["params"]):
-            if self.has_masters and param.requires_grad and param.dtype in _HALVES:
+            if self.has_masters and param.requires_grad and param.dtype in HALF_TYPES:
                 master = param.detach().to(torch.float32, copy=True).requires_grad_(True)
                 group["params"][i] = master
                 if param in state:
@@ -108,7 +107,7 @@ class AmpOptimizerState:
                 _masters[param] = weakref.ref(master)
                 halves.append(param)
                 masters.append(master)
-            elif not self.has_masters and param.dtype in _HALVES:
+            elif not self.has_masters and param.dtype in HALF_TYPES:
                 halves.append(param)
             elif param.requires_grad or not self.has_masters:
                 singles.append(param)
@@ -257,6 +256,6 @@ def _in_float32(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     return {
-        key: value.float() if isinstance(value, Tensor) and value.dtype in _HALVES else value
+        key: value.float() if isinstance(value, Tensor) and value.dtype in HALF_TYPES else value
         for key, value in state.items()
     }

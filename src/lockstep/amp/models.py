@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
+from lockstep.amp.levels import HALF_TYPES
 from lockstep.amp.masters import master_of
 from lockstep.amp.nested import cast_nested
 
@@ -105,7 +106,7 @@ def give_float32(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) 
     """Half entries of one module become float32: the master's values, else what they are."""
     for name, tensor in own_tensors(module):
         entry = state.get(prefix + name)
-        if isinstance(entry, Tensor) and entry.dtype in (torch.float16, torch.bfloat16):
+        if isinstance(entry, Tensor) and entry.dtype in HALF_TYPES:
             master = master_of(tensor)
             state[prefix + name] = entry.to(torch.float32) if master is None else master.detach().clone()
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lockstep.amp import lists
+from lockstep.amp.levels import HALF_TYPES
 
-_HALVES = (torch.float16, torch.bfloat16)
 # What autocast does on a CUDA device and torch 2.9 to 2.13 do not on a CPU.
 _NOT_ON_CPU = frozenset(["mv", "addmv", "addr"])
 
@@ -58,7 +58,7 @@ def as_autocast(value: Any, half: torch.dtype) -> Any:
 def to_float(value: Any) -> Any:
     """Half tensors as float32; so are those in lists and tuples of floating tensors."""
     if isinstance(value, Tensor):
-        return value.float() if value.dtype in _HALVES else value
+        return value.float() if value.dtype in HALF_TYPES else value
     return _inside(value, to_float)
 
 
@@ -142,7 +142,7 @@ def promote_policy(casts: Casting, function: Any) -> Any:
 
 def _mixed(args: Any, kwargs: Any) -> bool:
     types = _types((*args, *kwargs.values()))
-    return torch.float32 in types and not types.isdisjoint(_HALVES) and len(types) == 2
+    return torch.float32 in types and not types.isdisjoint(HALF_TYPES) and len(types) == 2
 
 
 POLICIES: dict[str, Wrap] = {"half": half_policy, "float": float_policy, "promote": promote_policy}
