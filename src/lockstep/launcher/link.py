@@ -2,6 +2,9 @@
 
 from typing import NamedTuple
 
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""By which gloo, NCCL and TensorPipe are told the interface to use."""
+
 
 class Link(NamedTuple):
     """This node's way to node 0.

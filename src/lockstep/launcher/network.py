@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 from lockstep.errors import UsageError
-from lockstep.launcher.link import Link
+from lockstep.launcher.link import INTERFACE_VARIABLES, Link
 from lockstep.launcher.plan import Choice, LaunchPlan, Meeting
 
 PATIENCE = 30.0
@@ -16,7 +16,6 @@ PATIENCE = 30.0
 RETURN_PATIENCE = 600.0
 """The same when a run starts again: a node may have to be replaced, or a cable to be put back."""
 _NAME_PATIENCE = 10.0  # a name may appear a little after the machine that has it
-_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 Interfaces = Mapping[str, tuple[str, ...]]
 """The addresses of every interface that is up."""
@@ -66,7 +65,7 @@ def find(meeting: Meeting, environ: Mapping[str, str]) -> Link:
     local = meeting.local_addr and resolve(meeting.local_addr, 0, _NAME_PATIENCE)
     local = local or source(address, port, host)
     link = Link(host, address, port, local, interface_of(local, interfaces), is_here(address, interfaces))
-    wanted = environ.get(_VARIABLES[0], "")
+    wanted = environ.get(INTERFACE_VARIABLES[0], "")
     if sentence := wrong_interface(wanted, link, interfaces):
         raise UsageError(sentence)
     if wanted:  # ranks are reached there, whatever the way to node 0
@@ -261,10 +260,10 @@ def no_way(link: Link, what: str, seconds: float) -> str:
 
 def put_in(plan: LaunchPlan, link: Link, environ: Mapping[str, str]) -> LaunchPlan:
     """The plan with what the network has to do with it: ranks keep to the interface, unless the user has named one."""
-    more = {variable: link.interface for variable in _VARIABLES if variable not in environ and link.interface}
+    more = {variable: link.interface for variable in INTERFACE_VARIABLES if variable not in environ and link.interface}
     seats = tuple(seat._replace(environment=seat.environment | more) for seat in plan.seats)
-    own = environ.get(_VARIABLES[0])
-    rule = f"{_VARIABLES[0]} in the environment" if own else f"the way to {name(link.host, link.address)}"
+    own = environ.get(INTERFACE_VARIABLES[0])
+    rule = f"{INTERFACE_VARIABLES[0]} in the environment" if own else f"the way to {name(link.host, link.address)}"
     choices = plan.choices | {"interface": Choice(f"{link.interface}, {link.local}", rule)}
     return plan._replace(seats=seats, choices=choices, link=link)
 

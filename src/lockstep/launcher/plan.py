@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from lockstep.compat.choose import Compat
 from lockstep.errors import UsageError
 from lockstep.launcher import attention
-from lockstep.launcher.link import Link
+from lockstep.launcher.link import INTERFACE_VARIABLES, Link
 
 
 class Machine(NamedTuple):
@@ -283,8 +283,7 @@ def loopback(meeting: Meeting, environ: Mapping[str, str]) -> dict[str, str]:
     """
     if meeting.backend:
         return {}
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-    return {name: "lo" for name in names if name not in environ}
+    return {name: "lo" for name in INTERFACE_VARIABLES if name not in environ}
 
 
 def choose_meeting(wish: Wish) -> Meeting:
