@@ -24,9 +24,9 @@ def wanted(job: Job, device: str, hide_cuda: bool, steps: int | None) -> Rehears
     # Every rank needs it, and takes more than a second for it; imported here, it is there in each that is forked.
     import torch._dynamo  # noqa: F401
 
-    from lockstep.compat.rehearsal.starts import starts_its_own_ranks
+    from lockstep.compat.rehearsal.starts import wants_one_process
 
-    return Rehearsal(hide_cuda=hide_cuda, steps=steps or 0, own_ranks=starts_its_own_ranks(source_of(job)))
+    return Rehearsal(hide_cuda=hide_cuda, steps=steps or 0, own_ranks=wants_one_process(source_of(job)))
 
 
 @contextlib.contextmanager

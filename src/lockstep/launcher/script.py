@@ -117,17 +117,8 @@ def missing(job: Job) -> str:
 
 def source_of(job: Job) -> str:
     """The text of what is run, to look at; empty if there is none to be read."""
-    path = job.target
-    if job.module:
-        try:
-            spec = importlib.util.find_spec(job.target)
-        except (ImportError, ValueError):
-            return ""
-        path = (spec.origin if spec else None) or ""
-    elif os.path.isdir(path):  # noqa: PTH112
-        path = os.path.join(path, "__main__.py")  # noqa: PTH118
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        with open(path_of(job), encoding="utf-8") as file:  # noqa: PTH123
             return file.read()
     except (OSError, UnicodeDecodeError):
         return ""

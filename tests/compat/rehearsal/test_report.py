@@ -9,7 +9,7 @@ from launching import run
 from lockstep.compat.rehearsal.report.facts import Facts, from_plain, read_all, write
 from lockstep.compat.rehearsal.report.page import put_together
 from lockstep.compat.rehearsal.report.words import lines
-from lockstep.compat.rehearsal.starts import starts_its_own_ranks
+from lockstep.compat.rehearsal.starts import wants_one_process
 from lockstep.errors import UsageError
 from lockstep.launcher.plan import Machine, Rehearsal, Wish, make_plan
 from lockstep_cli import main
@@ -214,4 +214,4 @@ def test_there_are_as_many_devices_as_ranks_also_beside_gpus(own_ranks):
     ],
 )
 def test_who_starts_the_ranks_is_told_from_the_text(source, own):
-    assert own == starts_its_own_ranks(source)
+    assert own == wants_one_process(source)

@@ -1,4 +1,4 @@
-"""Does a script start its ranks itself? Told from its text. Pure."""
+"""Does a script start its ranks itself, or drive all devices from one process? Told from its text. Pure."""
 
 import ast
 
@@ -6,7 +6,7 @@ _STARTS = frozenset(("spawn", "start_processes", "Process"))
 _READS_ITS_RANK = frozenset(("LOCAL_RANK", "local_rank", "SLURM_PROCID", "SLURM_LOCALID"))
 
 
-def starts_its_own_ranks(source: str) -> bool:
+def wants_one_process(source: str) -> bool:
     """Whether one process is what the script wants, as ``python script.py`` gives it.
 
     Those are scripts that call ``mp.spawn`` or start a ``Process`` for each device, and those of one process that
@@ -14,11 +14,11 @@ def starts_its_own_ranks(source: str) -> bool:
     started as ranks.
 
     Example:
-        >>> starts_its_own_ranks("mp.spawn(main_worker, nprocs=torch.cuda.device_count())")
+        >>> wants_one_process("mp.spawn(main_worker, nprocs=torch.cuda.device_count())")
         True
-        >>> starts_its_own_ranks("model = nn.DataParallel(model).cuda()")
+        >>> wants_one_process("model = nn.DataParallel(model).cuda()")
         True
-        >>> starts_its_own_ranks("parser.add_argument('--local_rank'); mp.spawn(f)")
+        >>> wants_one_process("parser.add_argument('--local_rank'); mp.spawn(f)")
         False
     """
     try:
