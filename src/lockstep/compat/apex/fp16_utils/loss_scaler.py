@@ -13,7 +13,26 @@ from .fp16util import to_python_float
 __all__ = ["DynamicLossScaler", "LossScaler", "to_python_float"]
 
 
-class LossScaler:
+class _Scale:
+    """What both have: a scale, and losses and gradients that are multiplied by it."""
+
+    cur_scale: float
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale."""
+        return self.cur_scale
+
+    def scale_gradient(self, module: Any, grad_in: tuple[Tensor, ...], grad_out: Any) -> tuple[Tensor, ...]:
+        """Multiply gradients, as a module's backward hook."""
+        return tuple(self.loss_scale * grad for grad in grad_in)
+
+    def backward(self, loss: Tensor, retain_graph: bool = False) -> None:
+        """Backward of the scaled loss."""
+        (loss * self.loss_scale).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+
+
+class LossScaler(_Scale):
     """A scale that never moves.
 
     Args:
@@ -33,21 +52,8 @@ class LossScaler:
     def update_scale(self, overflow: bool) -> None:
         """Does nothing."""
 
-    @property
-    def loss_scale(self) -> float:
-        """The scale."""
-        return self.cur_scale
 
-    def scale_gradient(self, module: Any, grad_in: tuple[Tensor, ...], grad_out: Any) -> tuple[Tensor, ...]:
-        """Multiply gradients, as a module's backward hook."""
-        return tuple(self.loss_scale * grad for grad in grad_in)
-
-    def backward(self, loss: Tensor, retain_graph: bool = False) -> None:
-        """Backward of the scaled loss."""
-        (loss * self.loss_scale).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-
-
-class DynamicLossScaler:
+class DynamicLossScaler(_Scale):
     """A scale that shrinks at each overflow, down to 1, and grows after each window without.
 
     Args:
@@ -77,19 +83,6 @@ class DynamicLossScaler:
         elif (self.cur_iter - self.last_overflow_iter) % self.scale_window == 0:
             self.cur_scale *= self.scale_factor
         self.cur_iter += 1
-
-    @property
-    def loss_scale(self) -> float:
-        """The scale."""
-        return self.cur_scale
-
-    def scale_gradient(self, module: Any, grad_in: tuple[Tensor, ...], grad_out: Any) -> tuple[Tensor, ...]:
-        """Multiply gradients, as a module's backward hook."""
-        return tuple(self.loss_scale * grad for grad in grad_in)
-
-    def backward(self, loss: Tensor, retain_graph: bool = False) -> None:
-        """Backward of the scaled loss."""
-        (loss * self.loss_scale).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
 
 
 # Optimizer checkpoints hold one. They have numbers in them and nothing else, so torch.load may make them.
