@@ -11,7 +11,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from lockstep.parallel.slots import Slot
+from lockstep.parallel.slots import Slot, unfrozen
 
 # Every module below a watched model, and whom to tell of a change. torch calls one pair of hooks for all modules of the
 # process.
@@ -57,9 +57,8 @@ class Members:
                 slot.name, slot.sparse = name, id(param) in sparse
                 found.append(slot)
             elif id(param) in self._slots:
-                self._slots[
-                    id(param)
-                ].bucket = None  # it lies in none from here on: unfrozen, it is noticed as a new one
+                # It lies in none from here on: unfrozen, it is noticed as a new one.
+                self._slots[id(param)].bucket = None
         self.changed = False
         return found
 
@@ -69,12 +68,8 @@ class Members:
             if id(param) in self._slots or not (param.is_floating_point() or param.is_complex()):
                 continue
             slot = self._slots[id(param)] = Slot(name, param)
-            trained = param.requires_grad
-            param.requires_grad_(
-                True
-            )  # torch takes no hook for a frozen one, but keeps it when it is frozen afterwards
-            slot.hook = param.register_post_accumulate_grad_hook(partial(self._arrived, slot))
-            param.requires_grad_(trained)
+            with unfrozen(param):
+                slot.hook = param.register_post_accumulate_grad_hook(partial(self._arrived, slot))
 
     @property
     def slots(self) -> list[Slot]:

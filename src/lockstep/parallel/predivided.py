@@ -8,10 +8,8 @@ from torch import Tensor
 
 from lockstep.parallel.flat import Bucket
 from lockstep.parallel.peers import Peers
-from lockstep.parallel.slots import Slot
-from lockstep.parallel.transport import receive_words, send_words, wire_dtype
-
-_HALVES = (torch.bfloat16, torch.float16)
+from lockstep.parallel.slots import Slot, unfrozen
+from lockstep.parallel.transport import HALVES, receive_words, send_words, wire_dtype
 
 
 class Predivided:
@@ -36,10 +34,10 @@ class Predivided:
 
     def narrow(self, dtype: torch.dtype) -> bool:
         """Whatever they travel in, they are kept in halves."""
-        return dtype in _HALVES
+        return dtype in HALVES
 
     def _averaged_wide(self, dtype: torch.dtype) -> bool:
-        return self._wide and dtype in _HALVES
+        return self._wide and dtype in HALVES
 
     def place(self, *_: object) -> None:
         """Anywhere."""
@@ -80,12 +78,8 @@ def keep_sums_sums(slots: Iterable[Slot]) -> None:
     again, as it was in apex.
     """
     for slot in slots:
-        trained = slot.param.requires_grad
-        slot.param.requires_grad_(
-            True
-        )  # torch takes no hook for a frozen one, but keeps it when it is frozen afterwards
-        slot.param.register_hook(partial(_divide, slot))  # type: ignore[no-untyped-call]
-        slot.param.requires_grad_(trained)
+        with unfrozen(slot.param):
+            slot.param.register_hook(partial(_divide, slot))  # type: ignore[no-untyped-call]
 
 
 def _divide(slot: Slot, _: Tensor) -> None:

@@ -1,5 +1,7 @@
 """One parameter, as the reducer keeps it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +54,17 @@ class Slot:
         self.graph: Tensor | None = None
         self.large = self.taken = self.sparse = False
         self.times = 1.0
+
+
+@contextmanager
+def unfrozen(param: Tensor) -> Iterator[None]:
+    """For a hook on a parameter: torch takes none for a frozen one, but keeps it when it is frozen afterwards."""
+    trained = param.requires_grad
+    param.requires_grad_(True)
+    try:
+        yield
+    finally:
+        param.requires_grad_(trained)
 
 
 def room(param: Tensor) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lockstep.shm.placed import Placed
 
 WIRE_DTYPES = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_HALVES = (torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
 
 
 class Transport(Protocol):
@@ -75,7 +75,7 @@ class Summed:
 
     def narrow(self, dtype: torch.dtype) -> bool:
         """As wide as they travel, and as they lie in the bucket before and after."""
-        return dtype in _HALVES or wire_dtype(dtype, self._wanted, self._peers.backend) in _HALVES
+        return dtype in HALVES or wire_dtype(dtype, self._wanted, self._peers.backend) in HALVES
 
     def _widens(self, dtype: torch.dtype) -> bool:
         return wire_dtype(dtype, self._wanted, self._peers.backend).itemsize > dtype.itemsize
@@ -134,7 +134,7 @@ class Hooked:
 
     def narrow(self, dtype: torch.dtype) -> bool:
         """As wide as they are."""
-        return dtype in _HALVES
+        return dtype in HALVES
 
     def place(self, *_: object) -> None:
         """Hooks give their results in memory of their own."""
@@ -190,4 +190,4 @@ def wire_dtype(gradients: torch.dtype, wanted: torch.dtype | None, backend: str)
     """
     if wanted is not None:
         return wanted
-    return torch.float32 if gradients in _HALVES and "gloo" in backend and "nccl" not in backend else gradients
+    return torch.float32 if gradients in HALVES and "gloo" in backend and "nccl" not in backend else gradients
