@@ -44,8 +44,8 @@ def empty_batch(sample: object, collate: Callable[[list[Any]], Any]) -> Any:
         except Exception as error:
             raise UsageError(
                 f"this rank's share of a global batch is empty, and there is no way to tell what a batch without "
-                f"samples looks like: "
-                f"{kind} in the result of collate_fn. Let collate_fn([]) return one, or use drop_last=True."
+                f"samples looks like: {kind} in the result of collate_fn. Let collate_fn([]) return one, or use "
+                f"drop_last=True."
             ) from error
 
 

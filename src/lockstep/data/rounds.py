@@ -45,8 +45,7 @@ class Rounds:
         if self._divided is None:
             raise TypeError(
                 "the number of batches is not known before the first one is there: with workers, this data set may "
-                "divide itself between "
-                "them. Use num_workers=0, or count without len()."
+                "divide itself between them. Use num_workers=0, or count without len()."
             )
         if self._divided:
             raise TypeError(
@@ -79,8 +78,7 @@ class Rounds:
         if self._divided:
             raise UsageError(
                 f"rank {run.rank}: this data set divides itself between workers, so nobody knows the order of the "
-                f"whole. Gather without "
-                f"the loader."
+                f"whole. Gather without the loader."
             )
         return own_positions(run.start, self.position(run, batches), self._batch_size, run.rank, run.size)
 
@@ -142,8 +140,8 @@ class Rounds:
         if template is None:
             raise UsageError(
                 f"rank {world.rank}: other ranks still have batches, but not one sample could be read here to tell "
-                f"what an empty batch looks "
-                f"like. Let the data set give the whole stream where get_worker_info() says num_workers=1."
+                f"what an empty batch looks like. Let the data set give the whole stream where get_worker_info() says "
+                f"num_workers=1."
             )
         return map_leaves(lambda leaf: leaf, template)
 
@@ -153,10 +151,8 @@ class Rounds:
         if other is not None:
             raise MismatchError(
                 f"rank {world.rank} of {world.size}: rank 0 and rank {other} read different streams, so samples would "
-                f"be lost or come twice. "
-                f"Give every rank the same stream in the same order, with random numbers from python's, numpy's or "
-                f"torch's global generators "
-                f"or from a seed of your own; lockstep.DataLoader divides it. A data set that divides itself does so "
-                f"by "
-                f"torch.utils.data.get_worker_info(), which counts the workers of all ranks here."
+                f"be lost or come twice. Give every rank the same stream in the same order, with random numbers from "
+                f"python's, numpy's or torch's global generators or from a seed of your own; lockstep.DataLoader "
+                f"divides it. A data set that divides itself does so by torch.utils.data.get_worker_info(), which "
+                f"counts the workers of all ranks here."
             )

@@ -81,9 +81,8 @@ class Drawn:
         if other is not None:
             raise UsageError(
                 f"rank {run.rank} of {run.size}: the {self.name} gives other indices on rank {other} than on rank 0, "
-                f"so samples would be "
-                f"lost or come twice. lockstep.DataLoader divides them by itself: give every rank the same sampler, "
-                f"seeded alike."
+                f"so samples would be lost or come twice. lockstep.DataLoader divides them by itself: give every rank "
+                f"the same sampler, seeded alike."
             )
         self._given = Given()
         return self._tasks(run, first, blocks)
@@ -251,15 +250,13 @@ def refuse_other_division(world: World, sampler: Any, batch_size: int | None) ->
     found = division(sampler)
     if (found.num_replicas, found.rank) != (world.size, world.rank):
         raise UsageError(
-            f"rank {world.rank} of {world.size}: the sampler divides for rank {found.rank} of {found.num_replicas}, "
-            f"so samples would be lost. "
-            f"Leave the sampler out: lockstep.DataLoader divides by itself."
+            f"rank {world.rank} of {world.size}: the sampler divides for rank {found.rank} of {found.num_replicas}, so "
+            f"samples would be lost. Leave the sampler out: lockstep.DataLoader divides by itself."
         )
     if batch_size is not None and batch_size % world.size:
         raise UsageError(
             f"rank {world.rank} of {world.size}: batch_size={batch_size} counts the samples of all ranks, and with a "
-            f"sampler that is "
-            f"divided already it must be a multiple of {world.size}. Leave the sampler out, or write "
+            f"sampler that is divided already it must be a multiple of {world.size}. Leave the sampler out, or write "
             f"batch_size={-(-batch_size // world.size) * world.size}."
         )
 

@@ -103,8 +103,7 @@ class Stream(Dataset[Any]):
         if self._seat is not None and self._seat.divides != self._divided:
             raise UsageError(
                 "the data set asked get_worker_info() for num_workers only after its first sample, too late to let it "
-                "divide itself. "
-                "Ask at the top of __iter__."
+                "divide itself. Ask at the top of __iter__."
             )
         if get_worker_info() is not None:
             plant(task.run.seed, task.run.epoch, task.at, task.run.rank, BATCH)

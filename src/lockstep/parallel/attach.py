@@ -120,8 +120,7 @@ def refuse_unfit(model: nn.Module, world: World, ignored: Collection[str] = ()) 
         if param.device.type == "cuda" and param.device != world.device:
             raise UsageError(
                 f"{where} lies on {param.device}, but this rank's device is {world.device}. Leave the model on the "
-                "CPU, or move it "
-                f"with model.to(world.device); replicate() does it too."
+                f"CPU, or move it with model.to(world.device); replicate() does it too."
             )
         if any(reducer.members.owns(param) for reducer in _reducers.values()):
             raise UsageError(f"{where} belongs to a model that is replicated already. Replicate the whole model, once.")
@@ -221,8 +220,7 @@ def needed_reducer(model: nn.Module, call: str) -> Reducer | None:
     if reducer is None and world.size > 1:
         raise UsageError(
             f"rank {world.rank} of {world.size}: lockstep.{call}(model) needs a model that was given to "
-            "lockstep.replicate or "
-            f"lockstep.DistributedDataParallel before."
+            f"lockstep.replicate or lockstep.DistributedDataParallel before."
         )
     return reducer
 

@@ -252,9 +252,8 @@ class Reducer:
             listed = ", ".join(f"rank {rank}: {count}" for rank, count in zip(self.peers.ranks, steps, strict=True))
             raise MismatchError(
                 f"rank {self.peers.rank}: this backward met another step's on other ranks; optimizer steps taken so "
-                f"far: {listed}. "
-                f"Every rank must take the same steps: where one has no data, or skips a batch, let it call "
-                f"lockstep.sync_gradients(model) and the optimizer all the same."
+                f"far: {listed}. Every rank must take the same steps: where one has no data, or skips a batch, let it "
+                f"call lockstep.sync_gradients(model) and the optimizer all the same."
             )
         if 0 < heard.failed < self.peers.size:
             raise LostRankError(

@@ -70,11 +70,9 @@ def compare_structure(lines: list[str], peers: Peers, device: torch.device) -> N
     first, other = (found[number] if number < len(found) else "nothing" for found in (everyone[0], there))
     raise MismatchError(
         f"rank {peers.rank}: the ranks have different models. Entry {number} is {first!r} on rank {peers.ranks[0]}, "
-        f"but {other!r} on "
-        f"rank {peers.ranks[differing[0]]} (different from rank {peers.ranks[0]}'s: rank(s) "
+        f"but {other!r} on rank {peers.ranks[differing[0]]} (different from rank {peers.ranks[0]}'s: rank(s) "
         f"{', '.join(str(peers.ranks[position]) for position in differing)}). Every rank must build the same model, "
-        "from the "
-        f"same arguments and in the same order, and change it in the same way."
+        f"from the same arguments and in the same order, and change it in the same way."
     )
 
 

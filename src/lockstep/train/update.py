@@ -280,9 +280,8 @@ class Update:
             if (part is None) != (state_dict[name] is None):
                 there, here = ("no", "a") if state_dict[name] is None else ("a", "no")
                 raise UsageError(
-                    f"{self._who()}: the saved update has {there} {name}, this one has {here} {name}. Make it with "
-                    f"the same "
-                    f"precision and scheduler."
+                    f"{self._who()}: the saved update has {there} {name}, this one has {here} {name}. Make it with the "
+                    f"same precision and scheduler."
                 )
         self._optimizer.load_state_dict(state_dict["optimizer"])
         for name, part in parts.items():
@@ -301,8 +300,8 @@ def refuse_unconnected(model: nn.Module, optimizer: torch.optim.Optimizer, world
     if reducer is None:
         raise UsageError(
             f"{who}: nothing averages the gradients of this {type(model).__name__}. Write model = "
-            f"lockstep.replicate(model) "
-            f"before lockstep.Update(model, optimizer), in place of torch's DistributedDataParallel too."
+            f"lockstep.replicate(model) before lockstep.Update(model, optimizer), in place of torch's "
+            f"DistributedDataParallel too."
         )
     known = {id(parameter) for parameter in model.parameters()}
     strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]

@@ -108,8 +108,8 @@ def _with_reason(collective: Callable[..., Any], direction: str, peers: Peers, *
     except RuntimeError as error:
         kind = LateRankError if "timed out" in str(error).lower() else LostRankError
         raise kind(
-            f"rank {dist.get_rank(peers.group)} of {peers.size}: {peers.layer} waited in "
-            f"{direction} for the other ranks of its group in vain. {_REASONS[direction]} torch says: {error}"
+            f"rank {dist.get_rank(peers.group)} of {peers.size}: {peers.layer} waited in {direction} for the other "
+            f"ranks of its group in vain. {_REASONS[direction]} torch says: {error}"
         ) from error
 
 

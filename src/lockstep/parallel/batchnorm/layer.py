@@ -136,8 +136,8 @@ class SyncBatchNorm(_BatchNorm):
         if x.shape[1] != self.num_features and (self.affine or self.track_running_stats):
             who = f"rank {dist.get_rank()} of {dist.get_world_size()}: " if self._seat is None else ""
             raise UsageError(  # else the running statistics would be broadcast against those of one channel
-                f"{who}SyncBatchNorm({self.num_features}) got an input "
-                f"of size {list(x.shape)}, with {x.shape[1]} channels (dimension 1). Give it {self.num_features}."
+                f"{who}SyncBatchNorm({self.num_features}) got an input of size {list(x.shape)}, with {x.shape[1]} "
+                f"channels (dimension 1). Give it {self.num_features}."
             )
         if self._seat is not None and self._has_peers():
             raise UsageError(
