@@ -82,3 +82,11 @@ def test_breaking_off_leaves_the_terminal_as_it_was(error, capsys):
         bar.throw(error)
 
     assert "0/3" in capsys.readouterr().err
+
+
+def test_a_loss_with_a_graph_is_shown_without_a_warning(capsys):
+    bar = lockstep.progress([1])
+    for _ in bar:
+        bar.set(loss=torch.ones(2, requires_grad=True).sum())
+
+    assert "loss 2" in capsys.readouterr().err

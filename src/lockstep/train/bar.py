@@ -51,7 +51,8 @@ class Progress(Generic[T]):
 
     def set(self, **numbers: float | Tensor) -> None:
         """Show these numbers, as this rank has them; a tensor is read only when the picture changes."""
-        self._numbers.update(numbers)
+        # Detached, or the last loss would keep its graph alive into the next step.
+        self._numbers.update({name: x.detach() if isinstance(x, Tensor) else x for name, x in numbers.items()})
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
