@@ -127,6 +127,44 @@ def test_buffers_that_the_module_says_to_ignore_stay_local():
     assert run_ranks(ignored_buffers, 2) == [([0.0, 0.0], [0.0]), ([0.0, 0.0], [1.0, 1.0])]
 
 
+class Graph(nn.Module):
+    """Has a sparse buffer, as networks over graphs have."""
+
+    def __init__(self, edge):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        edges = torch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, edge], (2, 2), check_invariants=True)
+        self.register_buffer("edges", edges)
+        self.register_buffer("rows", edges.to_sparse_csr())
+
+    def forward(self, x):
+        return torch.sparse.mm(self.edges, self.layer(x))
+
+
+def with_a_sparse_buffer(rank, edges):
+    try:
+        model = DistributedDataParallel(Graph(edges[rank]))
+    except lockstep.MismatchError as error:
+        return str(error)
+    check = lockstep.check_in_step(model.module, every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for _ in range(2 - rank):
+            mean(model(torch.ones(2, 2))).backward()
+    optimizer.step()
+    lockstep.sync_buffers(model)
+    check.remove()
+    return model.module.edges.to_dense().tolist()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_buffers_stay_as_they_are_and_must_be_built_alike():
+    alike, others = (run_ranks(with_a_sparse_buffer, 2, edges) for edges in ([2.0, 2.0], [2.0, 3.0]))
+
+    assert alike == [[[0.0, 1.0], [2.0, 0.0]]] * 2
+    assert others[1].startswith("rank 1: a torch.sparse_coo buffer of shape (2, 2) has other entries on rank 1 than on")
+
+
 def flagged(rank, flag):
     torch.manual_seed(0)
     model = DistributedDataParallel(Net(), find_unused_parameters=flag)

@@ -1,6 +1,6 @@
 """Buffers, such as batch norm's running statistics, made equal on all ranks."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ def sync_buffers(model: nn.Module, how: str = "mean") -> None:
     """Make a model's buffers the same on all ranks, now.
 
     Synchronised batch norm keeps its statistics equal by itself; this is for ordinary batch norm and for buffers of
-    your own, before evaluating or saving. Every rank calls it. Does nothing in a world of one.
+    your own, before evaluating or saving. Every rank calls it. Does nothing in a world of one, and leaves sparse
+    buffers as they are.
 
     Args:
         model: A replicated model, or a `DistributedDataParallel`.
@@ -50,7 +51,7 @@ def take_first(module: nn.Module, peers: Peers, ignored: Collection[str] = ()) -
 
     Buffers that are equal already are not written: a graph that was built with them stays valid.
     """
-    for members in by_kind([buffer for name, buffer in module.named_buffers() if name not in ignored]):
+    for members in by_kind(buffer for name, buffer in module.named_buffers() if name not in ignored):
         packed = torch.cat([member.reshape(-1) for member in members])
         peers.broadcast(packed)
         write_back(members, packed)
@@ -60,7 +61,7 @@ def take_mean(module: nn.Module, peers: Peers) -> None:
     """Average floating-point buffers over ranks; the others are the first rank's."""
     statistics = [pair for child in module.modules() if (pair := running(child)) is not None]
     between = [peers.line_up(mean).var(0, correction=0) for mean, _ in statistics]
-    for members in by_kind(list(module.buffers())):
+    for members in by_kind(module.buffers()):
         packed = torch.cat([member.reshape(-1) for member in members])
         if packed.is_floating_point() or packed.is_complex():
             wide = packed.to(torch.promote_types(packed.dtype, torch.float32))
@@ -80,11 +81,12 @@ def running(module: nn.Module) -> tuple[Tensor, Tensor] | None:
     return (mean, variance) if isinstance(mean, Tensor) and isinstance(variance, Tensor) else None
 
 
-def by_kind(buffers: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Group tensors by dtype and device, in a fixed order."""
+def by_kind(buffers: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Group dense tensors by dtype and device, in a fixed order; sparse ones are left out."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for buffer in buffers:
-        kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        if buffer.layout is torch.strided:
+            kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer)
     return list(kinds.values())
 
 

@@ -31,7 +31,7 @@ class Shadow(JoinHook):
         peers = self._reducer.peers
         last = peers.line_up(torch.tensor(is_last_joiner, device=self._reducer.device)).tolist()
         named = (*self._module.named_parameters(), *self._module.named_buffers())
-        for tensor in (tensor for name, tensor in named if name not in self._ignored):
+        for tensor in (t for name, t in named if name not in self._ignored and t.layout is torch.strided):
             whole = tensor.detach().contiguous()
             peers.broadcast(whole, source=last.index(True))
             tensor.detach().copy_(whole)

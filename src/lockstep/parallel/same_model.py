@@ -21,7 +21,11 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
 
 
 def _line(name: str, tensor: Tensor) -> str:
-    notes = [] if tensor.is_contiguous() else [f"strides {tensor.stride()}"]
+    notes = []
+    if tensor.layout is not torch.strided:
+        notes.append(str(tensor.layout).removeprefix("torch."))
+    elif not tensor.is_contiguous():
+        notes.append(f"strides {tensor.stride()}")
     if isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
         notes.append("frozen")
     return " ".join([name, str(tuple(tensor.shape)), str(tensor.dtype).removeprefix("torch."), *notes])
@@ -77,13 +81,24 @@ def compare_structure(lines: list[str], peers: Peers, device: torch.device) -> N
 
 
 def equalise(tensors: Sequence[Tensor], peers: Peers, device: torch.device) -> None:
-    """Give every rank the first rank's values; nothing but a checksum travels where they are equal already."""
+    """Give every rank the first rank's values; nothing but a checksum travels where they are equal already.
+
+    Raises:
+        MismatchError: Sparse tensors differ.
+    """
     if not tensors:
         return
     sums = peers.line_up(torch.stack([fingerprint(tensor).to(device) for tensor in tensors]))
     differing = (sums != sums[0]).any(0).tolist()
-    for tensor, differs in zip(tensors, differing, strict=True):
+    for number, (tensor, differs) in enumerate(zip(tensors, differing, strict=True)):
         if differs:
+            if tensor.layout is not torch.strided:
+                rank = peers.ranks[int((sums[:, number] != sums[0, number]).nonzero()[0])]
+                raise MismatchError(
+                    f"rank {peers.rank}: a {tensor.layout} buffer of shape {tuple(tensor.shape)} has other entries on "
+                    f"rank {rank} than on rank {peers.ranks[0]}. Build it from the same entries on every rank: only "
+                    f"dense tensors are sent."
+                )
             whole = tensor.detach().contiguous()
             peers.broadcast(whole)
             tensor.detach().copy_(whole)
