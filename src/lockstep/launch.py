@@ -9,6 +9,7 @@ Example:
     [40, 41]
 """
 
+import importlib
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -22,6 +23,10 @@ class _Launch(ModuleType):
         from lockstep.launcher.function import launch
 
         return launch(fn, *args, ranks=ranks)
+
+    def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
+        # By its name, as other modules: functions that mention it are sent to ranks and to batch systems.
+        return importlib.import_module, (self.__name__,)
 
 
 if __name__ == "__main__":

@@ -124,6 +124,13 @@ def test_ranks_end_with_the_process_that_launched_them(tmp_path):
         until(lambda: not any(map(alive, pids)), "the ranks have ended")
 
 
+def test_a_function_that_launches_can_be_sent():
+    def outer():
+        return lockstep.launch(lambda: lockstep.init(device="cpu").size, ranks=2)
+
+    assert lockstep.launch(outer, ranks=1) == [[2, 2]]
+
+
 def test_launch_is_the_same_thing_however_it_is_imported():
     import lockstep.launch as module
     from lockstep import launch
