@@ -57,6 +57,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         prefetch_factor: Batches that each worker has ready.
         persistent_workers: Whether workers live on between epochs. None for: as long as no attribute of the data set is
             set anew.
+        pin_memory_device: Accepted; memory is pinned for this rank's device.
         in_order: Only True.
 
     Raises:

@@ -81,7 +81,7 @@ class Checkpoint:
         **parts: Any,
     ) -> None:
         if keep < 1:
-            raise UsageError(f"keep={keep}: at least one checkpoint stays.")
+            raise UsageError(f"keep={keep}: at least one checkpoint stays. Write 1 or more.")
         if (every_steps is not None and every_steps < 1) or (every_minutes is not None and not every_minutes > 0):
             raise UsageError(
                 f"every_steps={every_steps}, every_minutes={every_minutes}: write positive numbers, or None."
