@@ -15,7 +15,7 @@ from lockstep.data.rounds import Rounds
 from lockstep.data.samplers import Divided, Drawn, division, epoch_of
 from lockstep.data.samples import Samples, nested_sets
 from lockstep.data.streams import Stream
-from lockstep.data.tasks import Feed, Run
+from lockstep.data.tasks import Run, Tasks
 from lockstep.data.workers import Opening
 from lockstep.errors import UsageError
 from lockstep.world import World, current
@@ -118,7 +118,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._collate = collate_fn or torch_data.default_collate
         self._keep_workers = persistent_workers
         self._engine: torch_data.DataLoader[Any] | None = None
-        self._feed = Feed()
+        self._tasks = Tasks()
         self._seen: list[Any] = []  # what the workers' copy of the data set was made of
         self._next = (0, 0)  # epoch, and position in its order, where the next iteration begins
         self._told = epoch_of(self._users_sampler)
@@ -143,7 +143,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         world = current()
         refuse_small_batch(world, self.batch_size)
         run = self._next_run(world)
-        self._feed.tasks = self._order.begin(world, run)
+        self._tasks.coming = self._order.begin(world, run)
         self._next, self._told = (run.epoch + 1, 0), epoch_of(self._users_sampler)
         self._latest = self._open = progress = _Progress(run)
         world.part_ways()
@@ -246,7 +246,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return torch_data.DataLoader(
             source,
             batch_size=None,
-            sampler=self._feed,
+            sampler=self._tasks,
             collate_fn=_as_it_is,
             num_workers=self.num_workers,
             pin_memory=world.device.type == "cuda" if self._pin_memory is None else self._pin_memory,

@@ -40,12 +40,12 @@ class Task(NamedTuple):
     like: Any = None
 
 
-class Feed:
+class Tasks:
     """What torch's loader takes for a sampler: the tasks of the iteration that is about to begin."""
 
     def __init__(self) -> None:
-        self.tasks: Iterator[Task] = iter(())
+        self.coming: Iterator[Task] = iter(())
 
     def __iter__(self) -> Iterator[Task]:
         # torch asks twice at a loader's first iteration and uses only one; both are the same.
-        return self.tasks
+        return self.coming

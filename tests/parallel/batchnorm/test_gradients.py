@@ -4,10 +4,10 @@ import torch
 from ranks import run_ranks
 from torch.autograd import Function, gradcheck, gradgradcheck
 
-from lockstep.parallel.batchnorm.exchange import Peers, add_up
+from lockstep.parallel.batchnorm.exchange import LayerPeers, add_up
 from lockstep.parallel.batchnorm.function import batch_norm_over_ranks
 
-PEERS = Peers(None, 1, "test")
+PEERS = LayerPeers(None, 1, "test")
 
 
 class Enter(Function):

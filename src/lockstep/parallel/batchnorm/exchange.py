@@ -16,7 +16,7 @@ READY = 1  # records; its own input needs no gradient
 WANTS = 2  # needs the gradient of its input, which depends on every rank
 
 
-class Peers(NamedTuple):
+class LayerPeers(NamedTuple):
     """Whom a layer talks to, and what it is called in messages."""
 
     group: Any  # None for all ranks
@@ -41,7 +41,7 @@ def role(x: Tensor) -> int:
     return WANTS if x.requires_grad else READY
 
 
-def backward_meets(roles: list[int], peers: Peers) -> bool:
+def backward_meets(roles: list[int], peers: LayerPeers) -> bool:
     """Whether the ranks exchange sums in backward.
 
     Args:
@@ -52,7 +52,7 @@ def backward_meets(roles: list[int], peers: Peers) -> bool:
         MismatchError: Some wait for others that will never come; on every rank.
 
     Example:
-        >>> peers = Peers(None, 2, "SyncBatchNorm(8)")
+        >>> peers = LayerPeers(None, 2, "SyncBatchNorm(8)")
         >>> backward_meets([WANTS, READY], peers), backward_meets([DEAF, DEAF], peers)
         (True, False)
     """
@@ -68,7 +68,7 @@ def backward_meets(roles: list[int], peers: Peers) -> bool:
     return True
 
 
-def gather_rows(count: int, mean: Tensor, variance: Tensor, role: int, peers: Peers) -> Rows:
+def gather_rows(count: int, mean: Tensor, variance: Tensor, role: int, peers: LayerPeers) -> Rows:
     """Give every rank the moments of each.
 
     Args:
@@ -93,13 +93,13 @@ def gather_rows(count: int, mean: Tensor, variance: Tensor, role: int, peers: Pe
 _gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
 
-def add_up(x: Tensor, peers: Peers) -> Tensor:
+def add_up(x: Tensor, peers: LayerPeers) -> Tensor:
     """Sum ``x`` over the ranks of the group, in place."""
     _with_reason(dist.all_reduce, "backward", peers, x)
     return x
 
 
-def _with_reason(collective: Callable[..., Any], direction: str, peers: Peers, *tensors: Any) -> None:
+def _with_reason(collective: Callable[..., Any], direction: str, peers: LayerPeers, *tensors: Any) -> None:
     """Run the collective; if a rank does not come or is gone, say what that usually means here."""
     try:
         collective(*tensors, group=peers.group)

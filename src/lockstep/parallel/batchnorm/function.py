@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import batch_norm
 
-from lockstep.parallel.batchnorm.exchange import Peers, backward_meets, gather_rows, role
+from lockstep.parallel.batchnorm.exchange import LayerPeers, backward_meets, gather_rows, role
 from lockstep.parallel.batchnorm.gradients import Normalise
 from lockstep.parallel.batchnorm.kernels import kernels_for, statistics_dtype
 from lockstep.parallel.batchnorm.moments import combine_moments
@@ -45,7 +45,7 @@ def batch_norm_over_ranks(
         LateRankError: A rank did not come.
         LostRankError: A rank is gone.
     """
-    peers = Peers(group, dist.get_world_size(group), f"SyncBatchNorm({x.shape[1]})")
+    peers = LayerPeers(group, dist.get_world_size(group), f"SyncBatchNorm({x.shape[1]})")
     with torch.no_grad():
         count, mean, variance = _measure(x, eps)
     rows = gather_rows(count, mean, variance, role(x), peers)

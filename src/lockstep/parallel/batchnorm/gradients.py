@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import Function
 
-from lockstep.parallel.batchnorm.exchange import Peers, add_up
+from lockstep.parallel.batchnorm.exchange import LayerPeers, add_up
 from lockstep.parallel.batchnorm.kernels import Statistics, kernels_for, like
 
 
@@ -32,7 +32,7 @@ class Normalise(Function):
         variance: Tensor,
         eps: float,
         count: int,
-        peers: Peers | None,
+        peers: LayerPeers | None,
     ) -> Tensor:
         over = Statistics(mean, variance, (variance + eps).rsqrt_(), eps, count)
         ctx.save_for_backward(x, weight, bias, mean, variance, over.invstd)
@@ -62,7 +62,7 @@ _CONSTANTS = (None,) * 6  # gradients of what forward takes after the bias
 
 
 def _fused_backward(
-    dy: Tensor, x: Tensor, weight: Tensor | None, over: Statistics, peers: Peers | None
+    dy: Tensor, x: Tensor, weight: Tensor | None, over: Statistics, peers: LayerPeers | None
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """The gradients of x, weight and bias, on torch's kernels."""
     kernels = kernels_for(x)
@@ -79,7 +79,7 @@ def _fused_backward(
 
 
 def _differentiable_backward(
-    dy: Tensor, x: Tensor, weight: Tensor | None, over: Statistics, peers: Peers | None
+    dy: Tensor, x: Tensor, weight: Tensor | None, over: Statistics, peers: LayerPeers | None
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """The same in operations that have gradients of their own, for `create_graph=True`."""
     dims, view = [0, *range(2, x.dim())], (1, -1, *[1] * (x.dim() - 2))
@@ -106,7 +106,7 @@ class _Sum(Function):
     """The sum over ranks. Every rank has it, so its gradient is the sum over ranks of theirs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, peers: Peers) -> Tensor:
+    def forward(ctx: Any, x: Tensor, peers: LayerPeers) -> Tensor:
         ctx.peers = peers
         return add_up(x.clone(), peers)
 
@@ -119,7 +119,9 @@ class _Moments(Function):
     """Mean and invstd of the global batch as functions of this rank's values. Both are known: forward sends nothing."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, mean: Tensor, invstd: Tensor, count: int, peers: Peers) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, invstd: Tensor, count: int, peers: LayerPeers
+    ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, mean, invstd)
         ctx.count, ctx.peers = count, peers
         return mean.clone(), invstd.clone()
