@@ -42,10 +42,11 @@ DTYPES: tuple[torch.dtype, ...] = (
 NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 UNKNOWN = len(DTYPES)
 
-_FLOATING = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+HALVES = (torch.float16, torch.bfloat16)
+_FLOATING = frozenset({torch.float32, torch.float64, *HALVES})
 _COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
 # True and False stay what they are: their sum is "any", their product "all".
-_BOOL = {"SUM": "BOR", "PRODUCT": "BAND", "MIN": "BAND", "MAX": "BOR", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
+OF_BOOLS = {"SUM": "BOR", "PRODUCT": "BAND", "MIN": "BAND", "MAX": "BOR", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
 
 Reduction = tuple[int, int, int]
 """The core's number of the operation, of the type it works in, and how many of these an element is."""
@@ -59,7 +60,7 @@ def reduction(dtype: torch.dtype, name: str) -> Reduction | None:
         ((1, 0, 2), None)
     """
     if dtype is torch.bool:
-        return (_OPS[_BOOL[name]], NUMBERS[torch.uint8], 1) if name in _BOOL else None
+        return (_OPS[OF_BOOLS[name]], NUMBERS[torch.uint8], 1) if name in OF_BOOLS else None
     if dtype in _COMPLEX:
         return (_OPS[name], NUMBERS[_COMPLEX[dtype]], 2) if name in ("SUM", "AVG", "PREMUL_SUM") else None
     if name not in _OPS or NUMBERS.get(dtype, UNKNOWN) >= len(_REDUCIBLE):

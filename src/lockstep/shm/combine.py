@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_HALVES = (torch.float16, torch.bfloat16)
+from lockstep.shm.agreement import HALVES, OF_BOOLS
+
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-_BOOL = {"SUM": "BOR", "PRODUCT": "BAND", "MIN": "BAND", "MAX": "BOR"}
 _DO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "SUM": torch.add,
     "PREMUL_SUM": torch.add,  # multiplied within each node
@@ -32,10 +32,10 @@ def combine(parts: Sequence[Tensor], name: str) -> Tensor:
     """
     dtype = parts[0].dtype
     if dtype is torch.bool:
-        name = _BOOL.get(name, name)
+        name = OF_BOOLS.get(name, name)
     if dtype in _SIGNED:
         return _unsigned(parts, name)
-    wide = torch.float32 if dtype in _HALVES else dtype
+    wide = torch.float32 if dtype in HALVES else dtype
     total = parts[0].to(wide, copy=True)
     for part in parts[1:]:
         total = _DO[name](total, part.to(wide))

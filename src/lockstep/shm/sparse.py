@@ -8,10 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.errors import MismatchError, UsageError
+from lockstep.shm.agreement import HALVES
 from lockstep.shm.tensors import Tensors
 from lockstep.shm.work import Job
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def sparse_sum(how: Tensors, tensors: list[Tensor], op: object) -> Job:
@@ -56,7 +55,7 @@ def _sum(how: Tensors, pace: int, x: Tensor) -> None:
         return
     indices = how.line_up(pace, _padded(mine.indices().t(), most))
     values = how.line_up(pace, _padded(mine.values(), most))
-    wide = torch.float32 if x.dtype in _HALVES else x.dtype
+    wide = torch.float32 if x.dtype in HALVES else x.dtype
     parts = [
         torch.sparse_coo_tensor(index[:n].t(), value[:n].to(wide), x.shape, is_coalesced=True, check_invariants=False)
         for index, value, n in zip(indices, values, entries, strict=True)

@@ -42,7 +42,7 @@ def share_of(losses: Tensor, weights: Tensor | None, count: float | None) -> tup
         each = weights.to(wide.device, wide.dtype).expand_as(wide)
     except RuntimeError:
         raise UsageError(
-            f"weights of shape {tuple(weights.shape)} do not fit losses of shape {tuple(losses.shape)}. Give one weight "
-            f"for each loss, in the same shape or in one that torch can expand to it."
+            f"weights of shape {tuple(weights.shape)} do not fit losses of shape {tuple(losses.shape)}. Give one "
+            f"weight for each loss, in the same shape or in one that torch can expand to it."
         ) from None
     return (wide * each).sum(), 1.0, each.sum().detach()
