@@ -1,10 +1,16 @@
 """Case D18 of the pains: all ranks download the same files and corrupt them."""
 
+import os
+
 import pytest
+import torch.distributed as dist
 from meeting import run_launched
 from ranks import run_ranks
 
 import lockstep
+from lockstep.world import group
+from lockstep.world.place import find_place
+from lockstep.world.world import DEFAULT_TIMEOUT
 
 
 def download(rank, folder, before_init):
@@ -73,3 +79,24 @@ def wait_for_a_slow_first(rank):
 
 def test_d18_waiting_for_the_first_rank_ends():
     assert "local rank 0 of node 0 was not through its block within 1 s" in run_launched(wait_for_a_slow_first, 2)[1]
+
+
+@pytest.fixture
+def lost(monkeypatch):
+    """This process as rank 1, after whoever kept the store has ended: its place, and its end of the connection."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launched = {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": server.port}
+    for name, value in {**launched, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": True}.items():
+        monkeypatch.setenv(name, str(value))
+    place = find_place(os.environ)
+    store = group.connect(place, group.find_address(place, os.environ), DEFAULT_TIMEOUT)
+    del server
+    yield place, store
+    group.connect.cache_clear()
+
+
+def test_a_rank_0_that_has_ended_is_lost_and_not_late(lost):
+    with pytest.raises(lockstep.LostRankError, match=r"rank 1 of 2: the store .* is gone while the ranks were meeting"):
+        group.roll_call(lost[1], lost[0], 30.0)
+    with pytest.raises(lockstep.LostRankError, match=r"gone while local rank 0 of node 0 was inside"), lockstep.first():
+        pass

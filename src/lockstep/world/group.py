@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from lockstep.errors import LateRankError, UsageError
+from lockstep.errors import LateRankError, LostRankError, UsageError
 from lockstep.world.device import find_shared, identity
 from lockstep.world.place import Place
 from lockstep.world.slurm import first_host, port_of_job
@@ -74,17 +74,28 @@ def roll_call(store: Store, place: Place, timeout: float) -> None:
 
     Raises:
         LateRankError: Some did not; the message names them.
+        LostRankError: Rank 0 has ended, and its store with it.
     """
     names = [f"here/{rank}" for rank in range(place.size)]
-    store.set(names[place.rank], "")
     try:
+        store.set(names[place.rank], "")
         store.wait(names, timedelta(seconds=timeout))
+    except dist.DistNetworkError as error:
+        raise lost_store(place, "the ranks were meeting") from error
     except dist.DistError as error:
         missing = [rank for rank, name in enumerate(names) if not store.check([name])]
         raise LateRankError(
             f"rank {place.rank} of {place.size}: rank(s) {', '.join(map(str, missing))} did not come within "
             f"{timeout:g} s. Look for their own errors first; if they need longer, write lockstep.init(timeout=...)."
         ) from error
+
+
+def lost_store(place: Place, when: str) -> LostRankError:
+    """What to raise where the store cannot be reached any more."""
+    return LostRankError(
+        f"rank {place.rank} of {place.size}: the store where the ranks meet is gone while {when}. Rank 0 keeps it, or "
+        f"the launcher: look for their own errors first."
+    )
 
 
 def choose_backend(wanted: str, device: torch.device, nodes: int) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ def first(timeout: float = 3600.0) -> Iterator[None]:
 
     Raises:
         LateRankError: The first rank took longer.
-        LostRankError: The first rank's block raised; on the others instead of running the block.
+        LostRankError: The first rank's block raised, or it ended inside; on the others instead of running the block.
 
     Example:
         >>> import lockstep
@@ -57,14 +57,17 @@ def _by_store(place: Place, timeout: float) -> Iterator[None]:
             raise
         store.set(key, "")
         return
+    first_rank = f"local rank 0 of node {place.node}"
     try:
         store.wait([key], timedelta(seconds=timeout))
+    except dist.DistNetworkError as error:
+        raise group.lost_store(place, f"{first_rank} was inside `with lockstep.first():`") from error
     except dist.DistError as error:
         raise LateRankError(
-            f"rank {place.rank} of {place.size}: local rank 0 of node {place.node} was not through its block within "
-            f"{timeout:g} s. Give it longer with lockstep.first(timeout=...)."
+            f"rank {place.rank} of {place.size}: {first_rank} was not through its block within {timeout:g} s. Give it "
+            f"longer with lockstep.first(timeout=...)."
         ) from error
-    _refuse_failure(store.get(key).decode(), place.rank, f"local rank 0 of node {place.node}")
+    _refuse_failure(store.get(key).decode(), place.rank, first_rank)
     yield
 
 
