@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from lockstep.amp.levels import HALF_TYPES
 from lockstep.compat.wrapped import WrappedOptimizer
 
 from ..amp.scaler import LossScaler, restored
 from .fp16util import master_params_to_model_params
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 class FP16_Optimizer(WrappedOptimizer):
@@ -76,7 +75,7 @@ class FP16_Optimizer(WrappedOptimizer):
         for place, param in enumerate(group["params"]):
             if not param.requires_grad:
                 continue
-            if param.dtype in _HALVES:
+            if param.dtype in HALF_TYPES:
                 self.maybe_print(f"FP16_Optimizer received {param.type()} with {param.size()}")
                 master = param.detach().clone().float().requires_grad_()
                 group["params"][place] = master
