@@ -85,6 +85,21 @@ def test_a_process_group_of_some_ranks():
     assert run_ranks(part_of_the_world, 3) == [None, 1.5, 1.5]
 
 
+def group_of_one(rank):
+    own = [dist.new_group([other]) for other in range(2)][rank]
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False), process_group=own)
+    x = torch.full((1, 1), float(rank))
+    with model.no_sync(), lockstep.no_sync(model):
+        model(x).sum().backward()
+    lockstep.sync_gradients(model)
+    lockstep.sync_buffers(model)
+    return model.module.weight.grad.item()
+
+
+def test_a_process_group_of_one_rank_has_nothing_to_average():
+    assert run_ranks(group_of_one, 2) == [0.0, 1.0]
+
+
 def ignored(rank):
     model = Net()
     model._ddp_params_and_buffers_to_ignore = ["b.weight"]

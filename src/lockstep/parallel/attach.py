@@ -22,6 +22,8 @@ from lockstep.world import World, current
 M = TypeVar("M", bound=nn.Module)
 
 _reducers: "weakref.WeakKeyDictionary[nn.Module, Reducer]" = weakref.WeakKeyDictionary()
+# Models of a process group that has this rank only, in a larger world: there is nothing to average.
+alone: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
 def replicate(
@@ -214,10 +216,10 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
 
 def needed_reducer(model: nn.Module, call: str) -> Reducer | None:
-    """The reducer that ``call`` works on; None in a world of one."""
+    """The reducer that ``call`` works on; None in a world, or a process group, of one."""
     reducer = reducer_of(model)
     world = current()
-    if reducer is None and world.size > 1:
+    if reducer is None and world.size > 1 and unwrap(model) not in alone:
         raise UsageError(
             f"rank {world.rank} of {world.size}: lockstep.{call}(model) needs a model that was given to "
             f"lockstep.replicate or lockstep.DistributedDataParallel before."

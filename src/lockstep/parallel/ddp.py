@@ -11,7 +11,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from lockstep.collectives.nested import map_leaves
 from lockstep.errors import UsageError
-from lockstep.parallel.attach import attach, before_first_forward, no_sync, refuse_unfit
+from lockstep.parallel.attach import alone, attach, before_first_forward, no_sync, refuse_unfit
 from lockstep.parallel.buffers import take_first
 from lockstep.parallel.engine import NO_BACKWARD, current_backward
 from lockstep.parallel.joining import Shadow
@@ -125,6 +125,7 @@ class DistributedDataParallel(nn.Module, Joinable):
         if self.process_group is None and dist.is_initialized():
             self.process_group = dist.group.WORLD
         if self.process_group is None or self.process_group.size() == 1:
+            alone.add(self.module)
             return
         if self.process_group is dist.group.WORLD:
             world.ranks.barrier()
