@@ -64,6 +64,18 @@ def test_logs_hold_each_ranks_output_and_its_traceback(tmp_path):
     assert log.endswith("ValueError: no\n")
 
 
+def test_a_log_that_cannot_be_written_does_not_keep_the_ranks(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.log").symlink_to("/dev/full")
+    source = "import os\nfor i in range(100_000): print('line', i, os.environ['RANK'])\n"
+
+    done = run(tmp_path, source, "-n", "2", "--log-dir", str(tmp_path / "logs"))
+
+    assert (done.returncode, done.stdout.count("\n")) == (0, 200_000)
+    assert done.stderr.count("rank0.log cannot be written any more (No space left on device); the ranks go on") == 1
+    assert (tmp_path / "logs" / "rank1.log").read_text().count("\n") == 100_000
+
+
 def test_logs_of_several_nodes_in_one_folder_have_names_of_their_own(tmp_path):
     for host in ("ant ", "bee "):
         output = Output(1, owner=0, direct=True, host=host, log_dir=str(tmp_path))

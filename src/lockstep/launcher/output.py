@@ -94,10 +94,18 @@ class Output:
         for target, screen in self._screens.items():
             self._write(target, screen.settle())
 
-    def log(self, local_rank: int, text: str) -> None:
-        """Write to one rank's log only."""
-        if self._logs:
-            self._logs[local_rank].write(text.encode())
+    def log(self, local_rank: int, text: str | bytes) -> None:
+        """Write to one rank's log only, if it has one."""
+        log = self._logs.get(local_rank)
+        if log is None:
+            return
+        data = memoryview(text.encode() if isinstance(text, str) else text)
+        try:
+            while data:
+                data = data[log.write(data) :]
+        except OSError as error:  # a full disk must not stop what carries the ranks' output: they would wait for it
+            self._logs.pop(local_rank).close()
+            self.say(f"lockstep: {log.name} cannot be written any more ({error.strerror}); the ranks go on without it")
 
     def resize(self) -> None:
         """The terminal has another size: tell the ranks' own."""
@@ -123,7 +131,7 @@ class Output:
             for target, screen in self._screens.items():
                 if screen.keeps and not self._waits(target):
                     self._write(target, screen.release())
-        for log in self._logs:
+        for log in self._logs.values():
             log.close()
 
     def _waits(self, target: int) -> bool:
@@ -136,8 +144,7 @@ class Output:
         except OSError:  # how a terminal says that nobody has the other side
             data = b""
         screen, name = self._screens[source.target], f"{self._host}rank {self._names[source.local_rank]}"
-        if self._logs:
-            self._logs[source.local_rank].write(data)
+        self.log(source.local_rank, data)
         if source.own:
             self._last = time.monotonic()
             whole = self._write(source.target, screen.own(data) if data else screen.release())
@@ -165,11 +172,11 @@ def _same(a: int, b: int) -> bool:
     return False
 
 
-def _open_logs(folder: str, name: str, ranks: int) -> list[Any]:
+def _open_logs(folder: str, name: str, ranks: int) -> dict[int, Any]:
     if not folder:
-        return []
+        return {}
     Path(folder).mkdir(parents=True, exist_ok=True)
-    return [(Path(folder) / f"{name}{rank}.log").open("ab", buffering=0) for rank in range(ranks)]
+    return {rank: (Path(folder) / f"{name}{rank}.log").open("ab", buffering=0) for rank in range(ranks)}
 
 
 def _terminal_like(real: int) -> tuple[int, int]:
