@@ -371,7 +371,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def _do(self, job: Job, opts: Any, result: list[Tensor], *, small: bool = False) -> Any:
         """Do it now or later, as the caller wants it; a small one that is wanted later is begun at once."""
         if not self._open:
-            raise UsageError(f"{self._member.who}: this process group has been destroyed.")
+            raise UsageError(f"{self._member.who}: this process group has been destroyed; make a new one.")
         if self._coalescing is not None:
             return self._collect(self._lane.later(job, result))
         if opts.asyncOp:

@@ -28,8 +28,8 @@ def sparse_sum(how: Tensors, tensors: list[Tensor], op: object) -> Job:
     for x in tensors:
         if x.layout is not torch.sparse_coo or op != dist.ReduceOp.SUM:
             raise UsageError(
-                f"{how.member.who}: of sparse tensors shm can all_reduce the sum of those in COO layout, not this: "
-                f"layout {x.layout}, {op}. Pass x.to_dense(), or use gloo."
+                f"{how.member.who}: shm can only all_reduce the SUM of sparse tensors in COO layout, not {op} of "
+                f"layout {x.layout}. Pass x.to_dense(), or use gloo."
             )
 
     def job(pace: int) -> None:
@@ -47,7 +47,7 @@ def _sum(how: Tensors, pace: int, x: Tensor) -> None:
             raise MismatchError(
                 f"{how.member.who}: all_reduce of a sparse tensor: rank 0 of the group brought shape "
                 f"{tuple(rows[0][2:])} with {rows[0][1]} sparse dimensions, rank {rank} {tuple(row[2:])} with "
-                f"{row[1]}. They must be alike."
+                f"{row[1]}. Give the same shape, with the same sparse dimensions, on every rank."
             )
     entries = [row[0] for row in rows]
     most = max(entries)

@@ -183,7 +183,7 @@ class Tensors:
             if part.numel() != x.numel() or part.dtype != x.dtype:
                 raise UsageError(
                     f"{self.member.who}: {call}: tensor {rank} of the list has {part.numel()} elements of "
-                    f"{part.dtype}, the other tensor {x.numel()} of {x.dtype}. All must be alike."
+                    f"{part.dtype}, the other tensor {x.numel()} of {x.dtype}. Give all the same size and dtype."
                 )
 
     def whole_multiple(self, small: Tensor, large: Tensor, call: str) -> None:

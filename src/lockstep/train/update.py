@@ -192,7 +192,8 @@ class Update:
     def _refuse_backward(self) -> None:
         if not self._inside:
             raise UsageError(
-                f"{self._who()}: update.backward() outside `with update:`, which says where a micro-batch ends."
+                f"{self._who()}: update.backward() outside `with update:`. Write `with update:` around the forward "
+                f"pass and this call: the block is one micro-batch."
             )
         if not self._awaiting:
             raise UsageError(

@@ -112,7 +112,8 @@ class Seat:
         same = [heard for heard in self._heard if torch.equal(heard[1][self._place].mean, moments.mean)]
         if not (same or len(self._heard) == 1):
             raise UsageError(
-                f"{self._layer}: a checkpoint repeats the forward of a replica with other values than before."
+                f"{self._layer}: a checkpoint repeats the forward of a replica with other values than before. Leave "
+                f"its inputs as they are until backward, and keep preserve_rng_state=True."
             )
         recorded, rows = (same or self._heard)[0]
         if not recorded and torch.is_grad_enabled():
