@@ -68,7 +68,13 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
 
     Without -n there is one rank for each GPU, or on a machine without one for each group of cores that share a cache.
     Everything after SCRIPT is the script's own.
-    """
+
+    \b
+    lockstep run train.py --epochs 3
+    lockstep run -n 2 -m package.train
+    lockstep run --nnodes 2 --node-rank 0 --master-addr node0 train.py
+    lockstep run --device cpu -n 2 --steps 3 train.py    (a rehearsal, without a GPU)
+    """  # noqa: D301  # click reads the character itself
     from lockstep.errors import UsageError
     from lockstep.launcher import front, machine, network, plan
     from lockstep.launcher.drop_in import prepare

@@ -317,6 +317,7 @@ def test_a_rank_that_is_killed_while_blocks_are_on_their_way_is_noticed_on_every
 
     assert [rank.exitcode for rank in ranks] == [0, 0, 0, -signal.SIGKILL]
     said = [(tmp_path / str(rank)).read_text() for rank in range(3)]
+    assert [text.partition(": ")[0] for text in said] == [f"rank {rank} (node {rank // 2} of 2)" for rank in range(3)]
     assert f"rank 3 (pid {ranks[3].pid}) died" in said[2]
     assert all(f"rank 3 (pid {ranks[3].pid}) died" in text or "(ranks 2, 3) was lost" in text for text in said), said
 

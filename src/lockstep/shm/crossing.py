@@ -129,7 +129,7 @@ class Crossing:
 
     def _large_steps(self, words: Words, blocks: Sequence[Tensor], up: Step, across: Across, down: Step) -> None:
         self._line_up(words)
-        between = _Between(self._wire, self._lane, words) if self._wire is not None else None
+        between = _Between(self._wire, self._lane, words, beside=len(blocks) > 1) if self._wire is not None else None
         ahead: tuple[Tensor, Pending | None] | None = None
         for block in blocks:
             up(block)
@@ -203,18 +203,25 @@ class Crossing:
 
 
 class _Between:
-    """What a leader does with the others in one call, in a thread beside the one that works within the node."""
+    """What a leader does with the others in one call.
 
-    def __init__(self, wire: Wire, lane: Lane, words: Words) -> None:
-        self._wire, self._lane, self._words = wire, lane, words
+    Args:
+        wire: The leaders.
+        lane: For what is done here, and nothing else.
+        words: The call.
+        beside: In the lane's own thread, while the caller's works within the node.
+    """
+
+    def __init__(self, wire: Wire, lane: Lane, words: Words, *, beside: bool) -> None:
+        self._wire, self._lane, self._words, self._beside = wire, lane, words, beside
         self.failure: LockstepError | None = None
         self._send(lambda: wire.greet(words))
 
-    def send(self, across: Across, block: Tensor) -> Pending:
+    def send(self, across: Across, block: Tensor) -> Pending | None:
         """Exchange a block, after what is ahead of it and if that went well."""
         return self._send(lambda: across(self._wire, self._words, block))
 
-    def _send(self, step: Callable[[], object]) -> Pending:
+    def _send(self, step: Callable[[], object]) -> Pending | None:
         def job(_: int) -> None:
             try:
                 if self.failure is None:
@@ -222,4 +229,7 @@ class _Between:
             except LockstepError as error:
                 self.failure = error
 
-        return self._lane.later(job, [])
+        if self._beside:
+            return self._lane.later(job, [])
+        self._lane.now(job)
+        return None

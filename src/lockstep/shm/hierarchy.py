@@ -39,7 +39,8 @@ def start_group(options: Any, _: object = None) -> "Hierarchy":
     try:
         below = c10d.PrefixStore(f"node/{mine}", store)
         meeting = create(below, local, len(nodes[mine]), timeout)
-        member = Member(meeting, local, [names[one] for one in nodes[mine]], timeout)
+        where = f"(node {mine} of {len(nodes)})"
+        member = Member(meeting, local, [names[one] for one in nodes[mine]], timeout, where)
     except UsageError as error:
         trouble = str(error)
     store.set(f"trouble/{rank}", trouble)

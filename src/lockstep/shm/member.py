@@ -35,14 +35,17 @@ class Member:
         rank: This rank within the group.
         names: The group's ranks as numbers in the world, for messages.
         timeout: Seconds that a call waits for its peers.
+        group: What messages call the group; None: its ranks.
     """
 
-    def __init__(self, meeting: Meeting, rank: int, names: list[int], timeout: float) -> None:
+    def __init__(self, meeting: Meeting, rank: int, names: list[int], timeout: float, group: str | None = None) -> None:
         self.core = meeting.core
         self.timeout = timeout
         self.pids = meeting.pids
         self.places = 0  # tensors that all ranks have mapped (`lockstep.shm.placed`)
         self._meeting, self._rank, self._names = meeting, rank, names
+        whole = names == list(range(len(names)))
+        self._group = group or (f"of {len(names)}" if whole else f"(group of ranks {names})")
         self._calls = 0
         self._failure: LockstepError | None = None
         self._closed = threading.Lock()
@@ -54,10 +57,7 @@ class Member:
     @property
     def who(self) -> str:
         """Who speaks, in messages."""
-        whole = self._names == list(range(len(self._names)))
-        return f"rank {self._names[self._rank]}" + (
-            f" of {len(self._names)}" if whole else f" (group of ranks {self._names})"
-        )
+        return f"rank {self._names[self._rank]} {self._group}"
 
     def call(
         self,
