@@ -35,5 +35,8 @@ def traces() -> set[str]:
 def nothing_is_left_behind():
     before = traces()
     yield
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread" and f"thread {thread.name}" not in before:
+            thread.join(60.0)  # torch closes a data loader's queues, and does not wait for their threads
     left = traces() - before
     assert not left, f"the test left behind {sorted(left)}"
