@@ -153,7 +153,8 @@ def test_weights_whose_first_use_is_without_gradients_get_them_all_the_same(forw
     """Up to torch 2.10, autocast by itself leaves them without."""
     expected = gradients(lambda model, x: model(x))
 
-    assert [True] * 4 == [a is not None and torch.equal(a, b) for a, b in zip(gradients(forward), expected, strict=True)]
+    found = gradients(forward)
+    assert [True] * 4 == [a is not None and torch.equal(a, b) for a, b in zip(found, expected, strict=True)]
 
 
 def test_an_unknown_precision_names_the_known_ones():
