@@ -40,6 +40,9 @@ def shared_memory() -> set[str]:
 def nothing_is_left_behind():
     before, memory_before = traces(), shared_memory()
     yield
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread" and f"thread {thread.name}" not in before:
+            thread.join(60.0)  # torch closes a data loader's queues, and does not wait for their threads
     left = traces() - before
     assert not left, f"the test left behind {sorted(left)}"
     # That of the tests that run beside this one may have a name for a moment; what this one left has it for good.

@@ -75,6 +75,7 @@ def test_weights_written_after_any_backward_are_seen():
     assert model(X).abs().max() == 0
 
 
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="no copies are kept: this torch's have no gradient")
 def test_forwards_of_one_loss_share_their_copies():
     """A model that is called at every time step must not keep a copy of its weights for each."""
     model, _ = started()
@@ -101,7 +102,7 @@ def test_a_copy_of_the_model_sees_its_own_new_weights():
     assert no_grad(average).abs().max() == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # nothing in 2.9, DeprecationWarning in 2.13, FutureWarning in 2.14
 def test_a_model_can_be_traced():
     """As tensorboard's `add_graph` does; the trace runs the model twice."""
     model, _ = started()

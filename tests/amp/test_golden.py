@@ -195,6 +195,8 @@ SEVERAL = {
 
 @pytest.mark.parametrize("name", names(*SEVERAL))
 def test_several_losses_models_and_optimizers_give_what_apex_recorded(name):
+    if name.startswith("weight-reuse-O1") and torch.__version__ < "2.11":
+        pytest.skip("no half copies are kept there, so the gradients of two uses are added in float32")
     record, compare = compare_with(name)
     program = next(run for start, run in SEVERAL.items() if name.startswith(start))
     with half_is(record["half"]):

@@ -428,9 +428,10 @@ def test_what_autocast_casts_on_cuda_and_apex_did_not_is_what_it_was_when_the_li
         for name in (*table.FP16_FUNCS, *table.FP32_FUNCS, *table.CASTS, *[name for name, _ in table.BANNED_FUNCS])
     }
 
-    assert " ".join(sorted(names_under("AutocastCUDA") - apexs)) == (
+    later = {"rms_norm", "linalg_matrix_sqrth"}  # not in torch 2.9; since 2.14, on CPUs too: float32, and so it stays
+    assert " ".join(sorted(names_under("AutocastCUDA") - apexs - later)) == (
         "cdist chain_matmul convolution einsum frobenius_norm grid_sampler gru_cell huber_loss index_put "
         "linalg_matrix_norm linalg_multi_dot linalg_vecdot linalg_vector_norm log1p logsumexp lstm_cell "
-        "native_layer_norm nll_loss2d nuclear_norm pdist rms_norm rnn_relu_cell rnn_tanh_cell "
+        "native_layer_norm nll_loss2d nuclear_norm pdist rnn_relu_cell rnn_tanh_cell "
         "scaled_dot_product_attention scatter_add tensordot vdot"
     )

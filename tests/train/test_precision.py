@@ -4,6 +4,7 @@ import pytest
 import torch
 from ranks import run_ranks
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lockstep
 
@@ -126,6 +127,34 @@ def test_the_forward_runs_in_the_precision_asked_for(precision, dtype):
 
     assert str(output.dtype) == f"torch.{dtype}"
     assert not torch.is_autocast_enabled("cpu")
+
+
+def gradients(forward):
+    model = lockstep.replicate(network())
+    update = lockstep.Update(model, torch.optim.SGD(model.parameters(), lr=0.0), precision="bf16")
+    x, y = batch()
+    with update:
+        update.backward(nn.functional.cross_entropy(forward(model, x.requires_grad_()), y, reduction="none"))
+    return [p.grad for p in model.parameters()]
+
+
+def looks_first(model, x):
+    with torch.no_grad():
+        model(x)
+    return model(x)
+
+
+def checkpointed(model, x):
+    return checkpoint(model, x, use_reentrant=True)
+
+
+@pytest.mark.parametrize("forward", [looks_first, checkpointed])
+def test_weights_whose_first_use_is_without_gradients_get_them_all_the_same(forward):
+    """Up to torch 2.10, autocast by itself leaves them without."""
+    expected = gradients(lambda model, x: model(x))
+
+    found = gradients(forward)
+    assert [True] * 4 == [a is not None and torch.equal(a, b) for a, b in zip(found, expected, strict=True)]
 
 
 def test_an_unknown_precision_names_the_known_ones():

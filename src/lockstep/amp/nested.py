@@ -29,12 +29,13 @@ def cast_nested(value: Any, dtype: torch.dtype) -> Any:
         return _mapping(value, dtype)
     if callable(getattr(value, "to", None)):  # packed sequences are tuples too
         return value.to(dtype)
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, _GROUPS):
         return _sequence(value, dtype, getattr(value, "_make", type(value)))
     return _dataclass(value, dtype) if dataclasses.is_dataclass(value) else value
 
 
 _LEFT = (str, bytes, int, float, nn.Module, type)
+_GROUPS = (list, tuple, set, frozenset)  # torch 2.9's compiler does not know types joined by |
 
 
 def _sequence(value: Any, dtype: torch.dtype, make: Any) -> Any:

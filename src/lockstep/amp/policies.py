@@ -11,6 +11,7 @@ from torch import Tensor
 from lockstep.amp import lists
 from lockstep.amp.levels import HALF_TYPES
 
+_LISTS = (list, tuple)  # torch 2.9's compiler does not know types joined by |
 # What autocast does on a CUDA device and torch 2.9 to 2.13 do not on a CPU.
 _NOT_ON_CPU = frozenset(["mv", "addmv", "addr"])
 
@@ -71,7 +72,7 @@ def _inside(value: Any, cast: Callable[[Any], Any]) -> Any:
 def _all_floating(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.is_floating_point()
-    return isinstance(value, list | tuple) and bool(value) and all(map(_all_floating, value))
+    return isinstance(value, _LISTS) and bool(value) and all(map(_all_floating, value))
 
 
 def _types(values: Any) -> set[torch.dtype]:
@@ -80,7 +81,7 @@ def _types(values: Any) -> set[torch.dtype]:
         if isinstance(value, Tensor):
             if value.is_floating_point():
                 found.add(value.dtype)
-        elif isinstance(value, list | tuple) and _all_floating(value):
+        elif isinstance(value, _LISTS) and _all_floating(value):
             found |= _types(value)
     return found
 

@@ -2,13 +2,14 @@
 
 Old scripts write ``tcp://127.0.0.1:23456`` or set ``MASTER_PORT`` themselves. Under a launcher of today they wait for a
 store which nobody keeps, since torch takes it for the launcher's; without one, the port may be taken. Uses one private
-name of torch, checked on torch 2.13: ``torch.distributed.rendezvous._create_c10d_store``.
+name of torch, checked on torch 2.9 to 2.14: ``torch.distributed.rendezvous._create_c10d_store``.
 """
 
 import importlib
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 
@@ -24,14 +25,15 @@ def meet_at_the_launchers(host: str, port: int, one_node: bool) -> Callable[[], 
     importlib.import_module("torch.distributed.rendezvous")
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]  # the package has a function of this name
     original = rendezvous._create_c10d_store
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
-    def create(hostname: str, its_port: int, *args: Any, **named: Any) -> Any:
-        if one_node:
-            return original(host, port, *args, **named)
-        if (hostname, int(its_port)) == (host, port):
-            return original(hostname, its_port, *args, **named)
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-        return original(hostname, its_port, *args, **named)
+    def create(hostname: str, its_port: int, rank: int, world_size: int, timeout: timedelta, *more: Any) -> Any:
+        if not one_node and (hostname, int(its_port)) != (host, port):
+            os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+            return original(hostname, its_port, rank, world_size, timeout, *more)
+        if kept:  # torch 2.14 asks MASTER_ADDR and MASTER_PORT, too, and the script may have changed them
+            return rendezvous.TCPStore(host, port, world_size, is_master=False, timeout=timeout)
+        return original(host, port, rank, world_size, timeout, *more)
 
     rendezvous._create_c10d_store = create
 

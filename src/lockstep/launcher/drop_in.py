@@ -22,6 +22,7 @@ _WITHOUT_EFFECT = {
     "redirects": "write --log_dir",
     "tee": "output is shown, and --log_dir keeps it too",
     "local_ranks_filter": "all ranks' output is shown",
+    "log_line_prefix_template": "lines are shown as the ranks write them",  # torch 2.14
     "duplicate_stdout_filters": "lines are not filtered",
     "duplicate_stderr_filters": "lines are not filtered",
     "numa_binding": "ranks keep to their own cores by themselves",
