@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check soak slurm env lint clean
+.PHONY: run test check soak slurm torch env lint clean
 
 run: env
 	$(BIN)/lockstep run -n 2 examples/digits.py
@@ -25,6 +25,15 @@ soak: env
 slurm: env
 	LOCKSTEP_SLURM=1 $(BIN)/pytest -q tests/slurm
 
+# Every test on another torch, in an environment of its own: make torch VERSION=2.9.1
+torch: OTHER = .venv-$(or $(VERSION),$(error write make torch VERSION=2.9.1))
+torch:
+	$(PYTHON) -m venv $(OTHER)
+	sed 's/^torch==.*/torch==$(VERSION)/' requirements.txt > $(OTHER)/requirements.txt
+	$(OTHER)/bin/pip install --quiet --disable-pip-version-check -r $(OTHER)/requirements.txt
+	$(OTHER)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(OTHER)/bin/pytest -q
+
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,4 +50,4 @@ env: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv build src/*.egg-info
+	rm -rf .venv .venv-* build src/*.egg-info
