@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests that mostly wait for programs to start: two halves of the suite, of about the same length.
 STARTING := tests/launcher tests/nodes tests/old_scripts tests/watch tests/doctor tests/compat tests/slurm
 
-.PHONY: run test check check-starting check-rest soak slurm env lint clean
+.PHONY: run test check check-starting check-rest soak slurm torch env lint clean
 
 run: env
 	$(BIN)/lockstep run -n 2 examples/digits.py
@@ -34,6 +34,15 @@ soak: env
 slurm: env
 	LOCKSTEP_SLURM=1 $(BIN)/pytest -q tests/slurm
 
+# Every test on another torch, in an environment of its own: make torch VERSION=2.9.1
+torch: OTHER = .venv-$(or $(VERSION),$(error write make torch VERSION=2.9.1))
+torch:
+	$(PYTHON) -m venv $(OTHER)
+	sed 's/^torch==.*/torch==$(VERSION)/' requirements.txt > $(OTHER)/requirements.txt
+	$(OTHER)/bin/pip install --quiet --disable-pip-version-check -r $(OTHER)/requirements.txt
+	$(OTHER)/bin/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(OTHER)/bin/pytest -q
+
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,4 +59,4 @@ env: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv build src/*.egg-info
+	rm -rf .venv .venv-* build src/*.egg-info

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launching import LOCKSTEP
+from launching import LOCKSTEP, without_gloo
 
 PATIENCE = 120.0
 _numbers = itertools.count()
@@ -118,7 +118,7 @@ def results(processes, seconds=PATIENCE):
     found = []
     for process in processes:
         out, err = process.communicate(timeout=seconds)
-        found.append((process.returncode, out, err))
+        found.append((process.returncode, without_gloo(out), err))
     return found
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from launching import LOCKSTEP, PATIENCE
+from launching import LOCKSTEP, PATIENCE, without_gloo
 from torch.distributed.run import get_args_parser
 
 from lockstep.launcher import drop_in
@@ -28,8 +28,8 @@ def run(command, folder, **files):
 def lines(done):
     """What ranks have printed, without the launcher's mark of the rank, in the order of ranks."""
     assert done.returncode == 0, done.stderr
-    found = (line.partition("] ")[2] if line.startswith("[rank") else line for line in done.stdout.splitlines())
-    return sorted(line for line in found if not line.startswith("[Gloo]"))  # torch 2.9 prints that it has connected
+    shown = without_gloo(done.stdout).splitlines()
+    return sorted(line.partition("] ")[2] if line.startswith("[rank") else line for line in shown)
 
 
 OF_2019 = """

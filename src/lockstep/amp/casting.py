@@ -45,7 +45,7 @@ class Casts:
         for device in self.devices:
             if torch.is_autocast_enabled(device):
                 return True
-        # Only what runs inside a backward, and not what another thread does meanwhile. Private; in torch 2.9 to 2.13.
+        # Only what runs inside a backward, and not what another thread does meanwhile. Private; in torch 2.9 to 2.14.
         return self.suspended > 0 and torch._C._current_graph_task_id() != -1
 
     def by_autocast(self) -> bool:

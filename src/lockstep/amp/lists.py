@@ -105,6 +105,6 @@ PROMOTED_BY_CUDA = (
 # In place, torch refuses these where others than the first argument have another type; apex cast the others to it.
 IN_PLACE = _words("addmm_ addmv_ addr_ addbmm_ baddbmm_")
 
-# Recurrent layers and cells call these, in torch._VF (private; as in torch 2.9 to 2.13). Autocast casts their weights,
+# Recurrent layers and cells call these, in torch._VF (private; as in torch 2.9 to 2.14). Autocast casts their weights,
 # and leaves a float input or hidden state to turn the result into float; apex cast those too.
 RECURRENT = _words("rnn_tanh_cell rnn_relu_cell gru_cell lstm_cell rnn_tanh rnn_relu gru lstm")

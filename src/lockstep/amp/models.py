@@ -148,7 +148,7 @@ def _drop(hooks: Any, ours: Callable[[Any], bool]) -> bool:
 def rebuild_wrappers(model: nn.Module) -> None:
     """Let torch's DistributedDataParallel around a model that was cast learn the new types.
 
-    Its engine made buckets for the old ones. Private names, checked on torch 2.9 to 2.13; the same that its own
+    Its engine made buckets for the old ones. Private names, checked on torch 2.9 to 2.14; the same that its own
     unpickling calls. lockstep's own engine notices by itself.
     """
     while type(model).__name__ in _WRAPPERS and isinstance(getattr(model, "module", None), nn.Module):

@@ -12,7 +12,7 @@ from lockstep.amp import lists
 from lockstep.amp.levels import HALF_TYPES
 
 _LISTS = (list, tuple)  # torch 2.9's compiler does not know types joined by |
-# What autocast does on a CUDA device and torch 2.9 to 2.13 do not on a CPU.
+# What autocast does on a CUDA device and torch 2.9 to 2.14 do not on a CPU.
 _NOT_ON_CPU = frozenset(["mv", "addmv", "addr"])
 
 
@@ -273,7 +273,7 @@ def install(casts: Casting) -> None:
         _replace(torch._VF, name, functools.partial(listed_recurrent, casts))
     for name in lists.IN_PLACE:
         _replace(torch.Tensor, name, functools.partial(listed_in_place, casts))
-    # What backward() and grad() of torch.autograd call, wherever they were taken from. Private; in torch 2.9 to 2.13.
+    # What backward() and grad() of torch.autograd call, wherever they were taken from. Private; in torch 2.9 to 2.14.
     _replace(torch.autograd, "_engine_run_backward", functools.partial(listed_backward, casts))
 
 

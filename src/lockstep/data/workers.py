@@ -1,7 +1,7 @@
 """What a data set learns from `torch.utils.data.get_worker_info` inside a worker.
 
 torch keeps the answer in ``torch.utils.data._utils.worker._worker_info``, which is private; this is the only file that
-touches it (checked on torch 2.9 to 2.13). Without it a data set would see lockstep's own wrapper in place of itself,
+touches it (checked on torch 2.9 to 2.14). Without it a data set would see lockstep's own wrapper in place of itself,
 and one that divides itself would not know of the other ranks.
 """
 

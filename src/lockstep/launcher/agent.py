@@ -1,6 +1,6 @@
 """Torch's elastic agent on the plan: it starts the ranks, watches them and starts them again.
 
-Public names of torch.distributed.elastic only, checked on torch 2.13.
+Public names of torch.distributed.elastic only, checked on torch 2.9 to 2.14.
 """
 
 import errno
@@ -261,7 +261,7 @@ def run(
 
 
 def _failures(agent: LocalElasticAgent) -> dict[int, int]:
-    """Exit codes by rank of those that have failed; ``_pcontext._pc`` is private, as it is in torch 2.13."""
+    """Exit codes by rank of those that have failed; ``_pcontext._pc`` is private, as it is in torch 2.9 to 2.14."""
     context: Any = getattr(getattr(agent, "_pcontext", None), "_pc", None)
     processes = context.processes if context else []
     codes = zip((worker.global_rank for worker in agent.get_worker_group().workers), processes, strict=False)

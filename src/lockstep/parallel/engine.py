@@ -1,6 +1,6 @@
 """What the reducer needs of torch's autograd engine; the one file that touches its private side.
 
-Checked on torch 2.13: ``torch._C._current_graph_task_id``, ``torch._C._storage_Use_Count``,
+Checked on torch 2.9 to 2.14: ``torch._C._current_graph_task_id``, ``torch._C._storage_Use_Count``,
 ``Variable._execution_engine.queue_callback``, and that a Python function's backward runs below a frame of
 ``BackwardCFunction.apply``.
 """

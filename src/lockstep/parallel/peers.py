@@ -122,7 +122,7 @@ class Peers:
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
-    """How long a group's collectives wait; None, torch's default, where it does not tell. Private, torch 2.13."""
+    """How long a group's collectives wait; None, torch's default, where it does not tell. Private, torch 2.9-2.14."""
     whole: Any = group or dist.group.WORLD
     options = getattr(
         whole._get_backend(torch.device("cpu" if dist.get_backend(group) != "nccl" else "cuda")), "options", None

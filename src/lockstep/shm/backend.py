@@ -1,6 +1,6 @@
 """The process group: every collective of torch.distributed, checked and handed to the core.
 
-torch (2.9 to 2.13 were read) lets Python subclass ProcessGroup but not Backend, so one object stands for the whole
+torch (2.9 to 2.14 were read) lets Python subclass ProcessGroup but not Backend, so one object stands for the whole
 group: it does CPU tensors itself and leaves others to the backend that "cpu:shm,cuda:nccl" names for them. torch calls
 these methods by name, from Python and from C++ (DDP, functional collectives); the names before and after torch 2.12's
 renaming are both there.

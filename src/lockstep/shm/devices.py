@@ -1,6 +1,6 @@
 """What a group does with tensors that are not on the CPU: the backend that was named for their device does it.
 
-Which that is stands in torch's own table of groups, which is private; read for torch 2.9 to 2.13.
+Which that is stands in torch's own table of groups, which is private; read for torch 2.9 to 2.14.
 """
 
 from datetime import timedelta

@@ -9,7 +9,7 @@ from torch import Tensor
 class Scaler(torch.amp.GradScaler):
     """torch's loss scaler, which multiplies by one more factor in the pass over the gradients that it makes anyway.
 
-    ``_unscale_grads_`` is private; as it is in torch 2.9 to 2.13.
+    ``_unscale_grads_`` is private; as it is in torch 2.9 to 2.14.
     """
 
     factor = 1.0

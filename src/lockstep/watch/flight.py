@@ -1,7 +1,7 @@
 """The collectives of gloo and nccl, from torch's own flight recorder, which is on by default.
 
-Private names of torch, checked on 2.13: ``_dump_fr_trace_json``, ``_dump_nccl_trace_json``, ``_resolve_process_group``.
-The text is had in 0.1 ms; the same with stacks takes two seconds.
+Private names of torch, checked on 2.9 to 2.14: ``_dump_fr_trace_json``, ``_dump_nccl_trace_json``,
+``_resolve_process_group``. The text is had in 0.1 ms; the same with stacks takes two seconds.
 """
 
 import json

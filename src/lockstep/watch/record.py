@@ -45,6 +45,9 @@ def serve(ask: int, answer: int) -> None:
     """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # the older name
+        # torch 2.9 and 2.10 record gloo's calls only where this is there; later ones do so by themselves.
+        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")
     steps = _Steps()
     register_optimizer_step_post_hook(steps.add)
     faulthandler.register(STACK_SIGNAL, file=answer, all_threads=True, chain=False)

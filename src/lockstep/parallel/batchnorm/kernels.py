@@ -1,7 +1,7 @@
 """The passes over this rank's own values, on torch's fused kernels: one table row for each kind of device.
 
-The operators below are torch's, but most have no page in its documentation. Checked on torch 2.13 (CPU; tests/gpu
-compares the CUDA row with the CPU row where there is a GPU).
+The operators below are torch's, but most have no page in its documentation. Checked on torch 2.9 to 2.14 (CPU;
+tests/gpu compares the CUDA row with the CPU row where there is a GPU).
 """
 
 from collections.abc import Callable

@@ -23,7 +23,7 @@ class Modes:
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
             for kind in sorted({"cpu", *(device.type for device in devices)})
         ]
-        # Private, torch 2.13; what `with torch.device(...)` and the like put there.
+        # Private, torch 2.9 to 2.14; what `with torch.device(...)` and the like put there.
         self._functions: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         self._streams = {device: torch.cuda.current_stream(device) for device in devices if device.type == "cuda"}
 

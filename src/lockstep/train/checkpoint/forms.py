@@ -77,7 +77,7 @@ def _compressed(layout: torch.layout) -> Callable[[dict[str, Any]], Tensor]:
     return make
 
 
-# torch has no public way to a quantised tensor that does not round through floats; these two as in torch 2.9 to 2.13.
+# torch has no public way to a quantised tensor that does not round through floats; these two as in torch 2.9 to 2.14.
 # They tell the dtype by that of the numbers.
 
 

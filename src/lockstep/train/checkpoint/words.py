@@ -1,7 +1,7 @@
 """What ranks tell each other behind the loop's back: through the store where they first met, never by a collective.
 
 Collectives are matched by their order, and the loop makes its own meanwhile. ``_get_default_store`` is private; as it
-is in torch 2.9 to 2.13.
+is in torch 2.9 to 2.14.
 """
 
 import itertools
