@@ -165,13 +165,16 @@ class Watch:
         with self._lock:
             for rank in self._ranks:
                 self._listen(rank)
-            # The agent may have collected a status before this thread saw it; a rank of which nobody knows more was
-            # ended by us, if it was told to.
+            # The agent may have collected a status before this thread saw it: what the rank has told is here all the
+            # same. A rank of which nobody knows more was ended by us, if it was told to.
             known_of = seen or {}
             ends = [
                 r.end(known_of.get(r.report.rank))
                 for r in self._ranks
-                if r.status is not None or r.report.code is not None or r.told
+                if r.status is not None
+                or r.report.code is not None
+                or r.told
+                or (r.report.pid and r.report.rank in known_of)
             ]
             base = min((rank.report.rank - rank.local_rank for rank in self._ranks if rank.report.pid), default=0)
         known = {end.rank for end in ends}
