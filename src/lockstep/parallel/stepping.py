@@ -58,5 +58,7 @@ def with_mean_loss(args: tuple[Any, ...], kwargs: dict[str, Any], peers: "Peers"
         return mean_loss
 
     optimizer, *rest = args
-    kwargs = {name: whole(value) if name == "closure" and value is not None else value for name, value in kwargs.items()}
+    kwargs = {
+        name: whole(value) if name == "closure" and value is not None else value for name, value in kwargs.items()
+    }
     return (optimizer, *[value if value is None else whole(value) for value in rest]), kwargs
