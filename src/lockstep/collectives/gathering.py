@@ -31,7 +31,7 @@ class Ordered(Protocol):
 def gather(x: T, loader: Ordered | None = None) -> T:
     """Put the rows of all ranks together, on every rank.
 
-    Gradients flow through it, back to the rank that a row came from, so a loss may look at the whole global batch. Every
+    Gradients flow through it, back to the rank that a row came from, so a loss may look at the whole global batch. Each
     rank then has to run a backward through what it got, even on an empty batch.
 
     Args:
@@ -137,8 +137,9 @@ def gather_part(world: World, part: Tensor, heads: list[list[int]]) -> Tensor:
         return gather_rows(world, part.detach(), heads)
     if not heads[world.rank][-1]:
         # Rows that nobody learns from, or none at all, of whatever dtype: something must ask for the backward.
-        return cast(Tensor, _Gathered.apply(torch.empty(0, requires_grad=True), part.detach(), world, heads))
-    return cast(Tensor, _Gathered.apply(part, None, world, heads))
+        asks, silent = torch.empty(0, requires_grad=True), part.detach()
+        return cast(Tensor, _Gathered.apply(asks, silent, world, heads))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Gathered.apply(part, None, world, heads))  # type: ignore[no-untyped-call]
 
 
 class _Gathered(torch.autograd.Function):
