@@ -214,6 +214,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return self._next[0] if self._open is None or self._open.through else self._open.run.epoch
 
     @property
+    def even(self) -> bool | None:
+        """Whether all ranks get equally many samples of every global batch; None where nobody knows before."""
+        return self._order.even(current()) if isinstance(self._order, Positions) else None
+
+    @property
     def _users_sampler(self) -> Any:
         return None if isinstance(self._order, Positions | Rounds) else self.batch_sampler
 
