@@ -245,6 +245,8 @@ class Update:
         self._reference = max(self._reference, weight)
         self._loss_of_step = loss / weight
         self.stepped, self._norm = step(self._optimizer, factor, self._scaler, self._clip_norm)
+        if self._norm is None and self._feed.shared:
+            self._norm = total_norm(self._optimizer)  # now: another model's backward, as in a GAN, may add to .grad
         if self.stepped:
             self.step_count += 1
             if self._scheduler is not None:
@@ -265,7 +267,10 @@ class Update:
 
     @property
     def grad_norm(self) -> float:
-        """Norm of the last step's whole gradient before clipping; without ``clip_norm`` computed when asked for."""
+        """Norm of the last step's whole gradient before clipping; without ``clip_norm`` computed when asked for.
+
+        Where there are several updates it is computed in every step, as the backward of one may reach the other's model.
+        """
         norm = self._norm if self._norm is not None else total_norm(self._optimizer)
         return float(norm)
 
