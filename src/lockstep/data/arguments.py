@@ -1,5 +1,6 @@
 """Arguments that contradict each other, and what to write instead."""
 
+import os
 from typing import Any
 
 import torch
@@ -107,6 +108,15 @@ def refuse_small_batch(world: World, batch_size: int | None) -> None:
             f"it must be at least "
             f"{world.size}, the number of ranks. Write batch_size={world.size} or more."
         )
+
+
+def cores_of_node() -> int:
+    """Cores that the ranks of this node have together: the launcher's, as it may have given each rank its own few."""
+    mine = os.sched_getaffinity(0)
+    try:
+        return len(mine | os.sched_getaffinity(os.getppid()))
+    except OSError:  # the launcher is gone
+        return len(mine)
 
 
 def crowded(num_workers: int, world: World, cores: int) -> str | None:
