@@ -1,9 +1,11 @@
 """The loader on real ranks: which samples come where, and what is told when ranks disagree."""
 
 import os
+import warnings
 
 import pytest
 import torch
+from meeting import run_launched
 from ranks import run_ranks
 from torch.utils import data as torch_data
 
@@ -174,3 +176,19 @@ def test_c05_c10_training_goes_on_with_another_number_of_ranks(before, after, wo
         assert whole[step + 1 : end] == rest
         assert all(rank[number][1] == sum(rank[number][0], []) for rank in new)
         assert end == 12 or whole[6:] == following
+
+
+def warnings_on_a_core_of_its_own(rank):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    lockstep.init(device="cpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = lockstep.DataLoader(torch.arange(8), batch_size=4, num_workers=2)
+        assert sum(len(batch) for batch in loader) == 4
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="four workers are too many for one core")
+def test_workers_are_counted_against_the_cores_of_all_ranks():
+    """`lockstep run` keeps each rank to its own cores: 4 workers each of 8 ranks with 8 cores each are not too many."""
+    assert run_launched(warnings_on_a_core_of_its_own, 2) == [[], []]

@@ -144,6 +144,26 @@ def test_without_a_seed_the_scripts_own_one_stays():
     assert run_launched(init_without_a_seed, 2, 11) == [(11, torch_alone)] * 2
 
 
+def init_without_a_seed_for_numpy(rank, python_seeded):
+    torch.manual_seed(11)
+    torch.rand(3)
+    random.seed(5 if python_seeded else rank)
+    np.random.seed(rank)
+    lockstep.init(device="cpu")
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+@pytest.mark.parametrize("python_seeded", [False, True])
+def test_without_a_seed_splits_by_python_and_numpy_are_alike_too(python_seeded):
+    """A split by numpy that differs between ranks trains each on what the others validate with, without a word."""
+    first, second = run_launched(init_without_a_seed_for_numpy, 2, python_seeded)
+    torchs = torch.rand(4, generator=torch.Generator().manual_seed(11))[3]
+
+    assert first == second
+    assert first[2] == float(torchs)
+    assert (first[0] == random.Random(5).random()) == python_seeded
+
+
 def init_with_seed_of_rank(rank):
     try:
         lockstep.init(device="cpu", seed=rank)

@@ -1,9 +1,10 @@
 """Gathering rows from all ranks: any number on each, in the order of the data set if wanted."""
 
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lockstep.collectives.agreement import agree, problems_reach_all
 from lockstep.collectives.nested import describe, leaves, map_leaves
@@ -29,6 +30,9 @@ class Ordered(Protocol):
 
 def gather(x: T, loader: Ordered | None = None) -> T:
     """Put the rows of all ranks together, on every rank.
+
+    Gradients flow through it, back to the rank that a row came from, so a loss may look at the whole global batch. Each
+    rank then has to run a backward through what it got, even on an empty batch.
 
     Args:
         x: A tensor with any number of rows on each rank (none is fine), a number (one row), or lists, tuples, dicts and
@@ -58,7 +62,7 @@ def gather(x: T, loader: Ordered | None = None) -> T:
             parts.append(matching_positions(parts, loader))
     what = describe(x, leaf=lambda leaf: "tensor" if isinstance(leaf, Tensor) else type(leaf).__name__)
     heads = exchange_headers(world, f"{what}{' and a loader' if loader is not None else ''}", parts)
-    gathered = [gather_rows(world, part, head) for part, head in zip(parts, heads, strict=True)]
+    gathered = [gather_part(world, part, head) for part, head in zip(parts, heads, strict=True)]
     if loader is not None:
         order = gathered.pop().argsort(stable=True)
         gathered = [rows[order.to(rows.device)] for rows in gathered]
@@ -77,7 +81,7 @@ def as_rows(leaf: object) -> Tensor:
         )
     if leaf.dtype not in _DTYPES or leaf.layout != torch.strided or leaf.ndim > _MOST_DIMENSIONS:
         raise UsageError(f"lockstep.gather cannot send a {leaf.layout} tensor of {leaf.dtype}; convert it first.")
-    return leaf.detach().reshape(1) if leaf.ndim == 0 else leaf.detach()
+    return leaf.reshape(1) if leaf.ndim == 0 else leaf
 
 
 def matching_positions(parts: list[Tensor], loader: Ordered) -> Tensor:
@@ -93,16 +97,17 @@ def matching_positions(parts: list[Tensor], loader: Ordered) -> Tensor:
 
 
 def header(part: Tensor) -> list[int]:
-    """Rows, dtype and row shape as numbers of a fixed count."""
+    """Rows, dtype and row shape as numbers of a fixed count; last, whether gradients shall flow."""
     shape = list(part.shape[1:])
-    return [len(part), _DTYPES.index(part.dtype), len(shape), *shape, *[0] * (_MOST_DIMENSIONS - len(shape))]
+    padding, learns = [0] * (_MOST_DIMENSIONS - len(shape)), torch.is_grad_enabled() and part.requires_grad
+    return [len(part), _DTYPES.index(part.dtype), len(shape), *shape, *padding, int(learns)]
 
 
 def exchange_headers(world: World, what: str, parts: list[Tensor]) -> list[list[list[int]]]:
     """Every rank's header for each tensor; raises on all ranks if they do not fit together."""
     headers = [header(part) for part in parts]
     rows = agree(world, "lockstep.gather", what, [number for one in headers for number in one])
-    size = 3 + _MOST_DIMENSIONS
+    size = 3 + _MOST_DIMENSIONS + 1
     by_tensor = [[row[i * size : (i + 1) * size] for row in rows] for i in range(len(parts))]
     for i, heads in enumerate(by_tensor):
         refuse_difference(world, i, heads)
@@ -111,7 +116,7 @@ def exchange_headers(world: World, what: str, parts: list[Tensor]) -> list[list[
 
 def refuse_difference(world: World, tensor: int, heads: list[list[int]]) -> None:
     """Rows must have one dtype and shape; a rank without rows may not know them, so what it brings does not count."""
-    filled = [(rank, head[1:]) for rank, head in enumerate(heads) if head[0]]
+    filled = [(rank, head[1:-1]) for rank, head in enumerate(heads) if head[0]]
     other = next((entry for entry in filled if entry[1] != filled[0][1]), None)
     if other is not None:
         raise MismatchError(
@@ -124,6 +129,39 @@ def show(rank: int, head: list[int]) -> str:
     """Dtype and row shape for a message."""
     shape = tuple(head[2 : 2 + head[1]])
     return f"{shape} of {_DTYPES[head[0]]} on rank {rank}".replace("torch.", "")
+
+
+def gather_part(world: World, part: Tensor, heads: list[list[int]]) -> Tensor:
+    """All ranks' rows of one tensor; with gradients on all ranks if one wants them, as their backwards meet."""
+    if not any(head[-1] for head in heads):
+        return gather_rows(world, part.detach(), heads)
+    if not heads[world.rank][-1]:
+        # Rows that nobody learns from, or none at all, of whatever dtype: something must ask for the backward.
+        asks, silent = torch.empty(0, requires_grad=True), part.detach()
+        return cast(Tensor, _Gathered.apply(asks, silent, world, heads))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Gathered.apply(part, None, world, heads))  # type: ignore[no-untyped-call]
+
+
+class _Gathered(torch.autograd.Function):
+    """`gather_rows`. A row's gradient is what the losses of all ranks say of it."""
+
+    @staticmethod
+    def forward(ctx: Any, asks: Tensor, silent: Tensor | None, world: World, heads: list[list[int]]) -> Tensor:
+        ctx.world, ctx.heads, ctx.silent = world, heads, silent is not None
+        ctx.shape, ctx.dtype = asks.shape, asks.dtype
+        return gather_rows(world, asks if silent is None else silent, heads)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+        wide = grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
+        whole = ctx.world.ranks.add_up(wide) if wide.numel() else wide
+        if ctx.silent:
+            return None, None, None, None
+        rank = ctx.world.rank
+        first = sum(head[0] for head in ctx.heads[:rank])
+        mine = whole[first : first + ctx.heads[rank][0]]
+        return mine.to(ctx.dtype).reshape(ctx.shape), None, None, None
 
 
 def gather_rows(world: World, part: Tensor, heads: list[list[int]]) -> Tensor:

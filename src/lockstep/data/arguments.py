@@ -104,9 +104,15 @@ def refuse_small_batch(world: World, batch_size: int | None) -> None:
         )
 
 
-def usable_cores() -> int:
-    """How many cores this process may use; all of them where the system does not say (macOS)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores_of_node() -> int:
+    """Cores that the ranks of this node have together: the launcher's, as it may have given each rank its own few."""
+    if not hasattr(os, "sched_getaffinity"):  # macOS does not say which are ours
+        return os.cpu_count() or 1
+    mine = os.sched_getaffinity(0)
+    try:
+        return len(mine | os.sched_getaffinity(os.getppid()))
+    except OSError:  # the launcher is gone
+        return len(mine)
 
 
 def crowded(num_workers: int, world: World, cores: int) -> str | None:

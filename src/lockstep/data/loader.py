@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import data as torch_data
 
 from lockstep.data.ahead import ahead
-from lockstep.data.arguments import crowded, refuse, refuse_small_batch, usable_cores
+from lockstep.data.arguments import cores_of_node, crowded, refuse, refuse_small_batch
 from lockstep.data.orders import Order, Positions
 from lockstep.data.rounds import Rounds
 from lockstep.data.samplers import Divided, Drawn, division, epoch_of
@@ -126,7 +126,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         self._open: _Progress | None = None  # the iteration that `state_dict` describes
         self._runs = 0
         refuse_small_batch(current(), self.batch_size)
-        crowd = crowded(num_workers, current(), usable_cores())
+        crowd = crowded(num_workers, current(), cores_of_node())
         if crowd:
             warnings.warn(crowd, stacklevel=2)
 
@@ -152,6 +152,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if world.device.type == "cuda":
             batches = ahead(batches, world.device)
         return self._count(world, batches, progress)
+
+    def check_worker_number_rationality(self) -> None:
+        """Leave torch's question, whether workers outnumber the cores of this one rank, to a rank that is alone."""
+        if current().local_size == 1:
+            super().check_worker_number_rationality()
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be ``epoch``; without this each is the next one.
@@ -213,6 +218,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         return self._next[0] if self._open is None or self._open.through else self._open.run.epoch
 
     @property
+    def even(self) -> bool | None:
+        """Whether all ranks get equally many samples of every global batch; None where nobody knows before."""
+        return self._order.even(current()) if isinstance(self._order, Positions) else None
+
+    @property
     def _users_sampler(self) -> Any:
         return None if isinstance(self._order, Positions | Rounds) else self.batch_sampler
 
@@ -243,7 +253,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
             if isinstance(self._order, Rounds)
             else Samples(self.dataset, self._collate)
         )
-        return torch_data.DataLoader(
+        return _Engine(
             source,
             batch_size=None,
             sampler=self._tasks,
@@ -273,6 +283,13 @@ class DataLoader(torch_data.DataLoader[T_co]):
             yield batch
         progress.through = True
         world.feed.ended(self)
+
+
+class _Engine(torch_data.DataLoader[Any]):
+    """torch's loader over tasks, without a second warning of too many workers."""
+
+    def check_worker_number_rationality(self) -> None:
+        """Said already."""
 
 
 class _Progress:

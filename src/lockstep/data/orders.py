@@ -85,6 +85,11 @@ class Positions:
         """See `Order`."""
         return {"order": self.name, "samples": len(self._dataset)}
 
+    def even(self, world: World) -> bool:
+        """Whether the number of ranks divides every global batch."""
+        tail = 0 if self._drop_last else len(self._dataset) % self._batch_size
+        return self._batch_size % world.size == 0 and tail % world.size == 0
+
     def _end(self, run: Run) -> int:
         return end_of_epoch(run.start, len(self._dataset), self._batch_size, self._drop_last)
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from lockstep.data import DataLoader
 from lockstep.errors import NotFiniteError, UsageError
 from lockstep.parallel.attach import reducer_of
 from lockstep.parallel.reducer import Reducer
@@ -160,6 +161,8 @@ class Update:
         ranks = self._ranks
         if ranks.size == 1 and self._micro_batches == 1:
             self._reference = float(weight) * self._accumulate or 1.0
+        if self._reference is None and count is None and losses.ndim == 0:
+            self._warn_of_uneven_means()
         reference = self._reference or self._first_reference(weight)
         times *= ranks.size  # the reducer gives the mean over ranks, a step needs the sum
         scaled = value if times == reference else value * (times / reference)
@@ -214,6 +217,18 @@ class Update:
         self._reference = self._ranks.add_up(weight) * self._accumulate or 1.0
         return self._reference
 
+    def _warn_of_uneven_means(self) -> None:
+        """Means of different numbers of samples are about to weigh the same."""
+        loader = self._fed_by() if self._fed_by is not None else None
+        if self._world.is_main and isinstance(loader, DataLoader) and loader.even is False:
+            warnings.warn(
+                f"{self._who()}: update.backward(loss) takes a scalar as one loss, whatever it is the mean of, but the "
+                f"local batches of this lockstep.DataLoader differ in size: the samples of small ones would weigh more "
+                f"than in one process. Write update.backward(loss, count=len(batch)), or give the losses one by one "
+                f"(reduction='none').",
+                stacklevel=3,
+            )
+
     def _finish(self) -> None:
         """Reduce over the ranks, then clip and step."""
         assert self._reference is not None
@@ -231,6 +246,8 @@ class Update:
         self._reference = max(self._reference, weight)
         self._loss_of_step = loss / weight
         self.stepped, self._norm = step(self._optimizer, factor, self._scaler, self._clip_norm)
+        if self._norm is None and self._feed.shared:
+            self._norm = total_norm(self._optimizer)  # now: another model's backward, as in a GAN, may add to .grad
         if self.stepped:
             self.step_count += 1
             if self._scheduler is not None:
@@ -251,7 +268,10 @@ class Update:
 
     @property
     def grad_norm(self) -> float:
-        """Norm of the last step's whole gradient before clipping; without ``clip_norm`` computed when asked for."""
+        """Norm of the last step's whole gradient before clipping; without ``clip_norm`` computed when asked for.
+
+        Where there are several updates it is computed in every step, as the backward of one may reach the other's model.
+        """
         norm = self._norm if self._norm is not None else total_norm(self._optimizer)
         return float(norm)
 

@@ -32,7 +32,8 @@ def share_of(losses: Tensor, weights: Tensor | None, count: float | None) -> tup
         if weights is not None:
             raise UsageError("weights= goes with unreduced losses; this loss is a scalar. Write reduction='none'.")
         of = 1.0 if count is None else float(count)
-        return wide, of, of
+        # The mean of nothing is NaN, which no weight of zero makes a zero.
+        return wide if of else wide.nan_to_num(0.0), of, of
     if count is not None:
         raise UsageError("count= goes with a scalar loss, the mean of so many; these losses are counted by themselves.")
     if weights is None:

@@ -31,6 +31,11 @@ class Feed:
         self.current: weakref.ref[object] | None = None
         self._listeners: list[weakref.WeakMethod[Callable[[object], None]]] = []
 
+    @property
+    def shared(self) -> bool:
+        """Whether there is, or was, more than one who listens."""
+        return len(self._listeners) > 1
+
     def gives(self, loader: object) -> None:
         """A loader is about to give a batch."""
         self.current = weakref.ref(loader)

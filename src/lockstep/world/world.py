@@ -107,7 +107,7 @@ def init(
         seed: Seeds python, numpy and torch alike on all ranks: each builds the same model. From the first batch or the
             first training forward on, ranks draw different numbers, for dropout and augmentation; rank 0 those that it
             would draw alone. None leaves a script's own seeds as they are where all ranks have the same; else rank 0's
-            is taken.
+            is taken, and python's and numpy's generators go by torch's seed.
         timeout: Seconds (or a ``timedelta``) that this rank waits for others, here and in every later collective.
 
     Returns:
@@ -210,17 +210,22 @@ def agree_on_seed(ranks: Ranks, seed: int | None, rank: int) -> int:
     """Seed every rank alike; see `init` for what None means."""
     mine = torch.initial_seed() if seed is None else seed
     # Two halves: a seed may need 64 bits without a sign.
-    halves = torch.tensor([mine >> 32 & 0xFFFFFFFF, mine & 0xFFFFFFFF, seed is None], dtype=torch.int64)
-    rows: list[list[int]] = ranks.line_up(halves).tolist()
-    other = next((r for r, row in enumerate(rows) if row != rows[0]), None)
-    if other is not None and not all(row[2] for row in rows):
+    halves = [mine >> 32 & 0xFFFFFFFF, mine & 0xFFFFFFFF, seed is None]
+    rows: list[list[int]] = ranks.line_up(torch.tensor([*halves, *seeds.marks()], dtype=torch.int64)).tolist()
+    given, marks = [row[:3] for row in rows], [row[3:] for row in rows]
+    other = next((r for r, row in enumerate(given) if row != given[0]), None)
+    if other is not None and not all(row[2] for row in given):
         raise MismatchError(
             f"rank {rank} of {ranks.size}: lockstep.init(seed={seed}), but rank 0 and rank {other} gave different "
             f"seeds. Give the same on every rank; ranks part ways by themselves once training begins."
         )
-    agreed = rows[0][0] << 32 | rows[0][1]
+    agreed = given[0][0] << 32 | given[0][1]
     if seed is not None or other is not None:
         seeds.plant(agreed)
+    else:
+        # A script that has seeded torch alone, or nothing: what it splits by numpy must be the same split everywhere.
+        python, numpy = ([row[i] for row in marks] for i in range(2))
+        seeds.plant_beside_torch(agreed, len(set(python)) > 1, len(set(numpy)) > 1)
     return agreed
 
 
