@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import select
 import selectors
 import struct
 import termios
@@ -96,7 +97,7 @@ class Output:
     def log(self, local_rank: int, text: str) -> None:
         """Write to one rank's log only."""
         if self._logs:
-            self._logs[local_rank].write(text.encode())
+            self._logs[local_rank].write(text.encode(errors="backslashreplace"))
 
     def resize(self) -> None:
         """The terminal has another size: tell the ranks' own."""
@@ -150,11 +151,13 @@ class Output:
         return True
 
     def _write(self, target: int, data: bytes) -> bool:
-        try:
-            while data:
+        while data:
+            try:
                 data = data[os.write(target, data) :]
-        except OSError:
-            return False
+            except BlockingIOError:  # whoever made the pipe writes to it without waiting; we have time
+                select.select([], [target], [])
+            except OSError:
+                return False
         return True
 
 
