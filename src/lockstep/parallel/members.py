@@ -57,9 +57,11 @@ class Members:
                 slot.name, slot.sparse = name, id(param) in sparse
                 found.append(slot)
             elif id(param) in self._slots:
-                self._slots[
-                    id(param)
-                ].bucket = None  # it lies in none from here on: unfrozen, it is noticed as a new one
+                slot = self._slots[id(param)]
+                slot.bucket, slot.sparse = (
+                    None,
+                    False,
+                )  # in no layout from here on: unfrozen, it is noticed as a new one
         self.changed = False
         return found
 

@@ -31,6 +31,6 @@ def follow_optimizers(reducers: "Mapping[Any, Reducer]") -> None:
             if not mine:
                 strangers.add(optimizer)
         for reducer in mine:
-            reducer.before_step(optimizer, has_closure)
+            reducer.before_step(params, has_closure)
 
     _followed.append(register_optimizer_step_pre_hook(before_step))
