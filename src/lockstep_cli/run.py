@@ -92,7 +92,7 @@ def run(script: str, arguments: tuple[str, ...], module: bool, standalone: bool,
         raise click.UsageError(what)
     rehearsal = rehearse.wanted(job, **rehearsing)
     try:
-        wish = wish._replace(rehearsal=rehearsal, terminal=sys.stderr.isatty())
+        wish = wish._replace(rehearsal=rehearsal, terminal=bool(sys.stderr and sys.stderr.isatty()))
         told = follow(wish, machine.look(), os.environ, alone=standalone)
         made = told.put_in(plan.make_plan(told.wish, told.machine, os.environ))
     except UsageError as error:

@@ -8,7 +8,7 @@ import torch
 from torch.utils import data as torch_data
 
 import lockstep
-from lockstep.data.arguments import crowded, usable_cores
+from lockstep.data.arguments import cores_of_node, crowded
 from lockstep.world import current
 
 
@@ -182,7 +182,7 @@ def test_where_the_system_does_not_say_which_cores_are_ours_they_all_count(monke
     """As on macOS."""
     monkeypatch.delattr(os, "sched_getaffinity")
 
-    assert usable_cores() == os.cpu_count()
+    assert cores_of_node() == os.cpu_count()
     assert [batch.tolist() for batch in lockstep.DataLoader(range(3), 2)] == [[0, 1], [2]]
 
 

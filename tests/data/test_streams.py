@@ -260,3 +260,13 @@ def test_d16_the_epoch_reaches_a_stream_in_workers_that_live_on():
     loader = lockstep.DataLoader(Epochs(), 2, num_workers=1)
 
     assert [0, 1, 2] == [batch.item() for _ in range(3) for batch in loader]
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_a_stream_reaches_workers_however_they_start(start):
+    """A generator of torch's in what travels would arrive as memory that is gone by then."""
+    loader = lockstep.DataLoader(Whole(10), batch_size=4, num_workers=1, multiprocessing_context=start)
+
+    assert [numbers.tolist() for numbers, _ in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    del loader
+    gc.collect()

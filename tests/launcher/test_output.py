@@ -1,16 +1,19 @@
 """Whole lines with their rank, bars left whole, logs; on pipes and on a real terminal."""
 
+import array
+import fcntl
 import os
 import pty
 import re
 import select
 import subprocess
+import termios
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launching import PATIENCE, command, run
+from launching import PATIENCE, command, run, until
 
 from lockstep.launcher.output import Output
 from lockstep.launcher.screen import Screen
@@ -228,3 +231,30 @@ def test_a_line_of_another_rank_leaves_the_owners_where_it_was(standing):
 
     # The terminal itself makes both of a line feed.
     assert Emulator().feed(shown.replace(b"\n", b"\r\n")).rows[-2:] == ["[rank 1] careful", "50%"]
+
+
+def test_a_pipe_that_does_not_wait_loses_nothing(tmp_path):
+    """As node.js leaves its own: a rank would get a broken pipe as soon as the reader is behind."""
+    source = "import os\nfor i in range(3000): print(os.environ['RANK'], i, 'x' * 50)\n"
+    here, there = os.pipe()
+    os.set_blocking(there, False)
+    with (
+        subprocess.Popen(command(tmp_path, source, "-n", "2"), stdout=there) as process,
+        os.fdopen(here, "rb", buffering=0) as reader,
+    ):
+        os.close(there)
+        until(lambda: array.array("i", fcntl.ioctl(here, termios.FIONREAD, b"    "))[0] > 60_000, "the pipe is full")
+        lines = reader.readall().decode().splitlines()
+
+    assert process.returncode == 0
+    assert [line for line in lines if line.startswith("0")] == [f"0 {i} {'x' * 50}" for i in range(3000)]
+    assert len(lines) == 6000
+
+
+def test_an_error_in_no_encoding_comes_through_and_into_the_log(tmp_path):
+    """A file name that is no UTF-8, for one."""
+    done = run(tmp_path, "raise ValueError('no \\udcff')", "-n", "2", "--log-dir", str(tmp_path / "logs"))
+
+    assert done.returncode == 1
+    assert "failed first: ValueError: no " in done.stderr
+    assert "ValueError: no \\udcff" in (tmp_path / "logs" / "rank0.log").read_text()

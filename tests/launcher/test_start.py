@@ -2,12 +2,26 @@
 
 import ast
 import os
+import resource
+import shlex
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
-from launching import LOCKSTEP, alive, children, command, listeners, run, started, until, without_gloo, written
+from launching import (
+    LOCKSTEP,
+    PATIENCE,
+    alive,
+    children,
+    command,
+    listeners,
+    run,
+    started,
+    until,
+    without_gloo,
+    written,
+)
 
 from lockstep.errors import UsageError
 from lockstep.launcher.plan import Machine, Wish, make_plan
@@ -345,3 +359,24 @@ def test_module_main_is_the_command():
     done = subprocess.run([*LOCKSTEP, "--help"], capture_output=True, text=True, check=True)
 
     assert "lockstep" in done.stdout
+
+
+def test_closed_streams_are_streams_of_nothing(tmp_path):
+    source = (
+        "import os, sys\nassert not sys.stdin.read()\nprint('a')\nprint('b', file=sys.stderr)\n"
+        "open(os.environ['RANK'], 'w').close()\n"
+    )
+    line = " ".join(map(shlex.quote, command(tmp_path, source, "-n", "2")))
+
+    done = subprocess.run(["sh", "-c", f"{line} <&- >&- 2>&-"], cwd=tmp_path, timeout=PATIENCE, check=False)
+
+    assert done.returncode == 0
+    assert {"0", "1"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize(("limits", "code"), [((32, 200), 0), ((48, 48), 2)])
+def test_open_files_are_as_many_as_ranks_need_or_it_is_said(tmp_path, limits, code):
+    done = run(tmp_path, "pass", "-n", "3", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits))
+
+    assert done.returncode == code, done.stderr
+    assert ("3 ranks need" in done.stderr and "ulimit -n" in done.stderr) == (code == 2)

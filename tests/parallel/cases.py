@@ -634,3 +634,52 @@ def lbfgs_with_a_closure(tool):
     # The last losses differ between ranks, but nothing depends on them without a line search.
     optimizer.step(closure)
     return params(tool, model)
+
+
+def newly_unfrozen(tool, sparse):
+    """What is unfrozen, and has its gradient only under no_sync."""
+    model = Words() if sparse else Net()
+    part = model.two if sparse else model.b
+    head = model.head if sparse else model.c
+    model = tool.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(use):
+        return lambda _, x: model(x, use) if sparse else model(x, use).square().mean()
+
+    for step in range(4):
+        part.requires_grad_(step in (0, 3))
+        head.requires_grad_(step != 1)  # so that there is a layout without the part
+        optimizer.zero_grad()
+        with tool.no_sync(model):
+            tool.loss(loss(("one", "two") if sparse else "abc"), step).backward()
+        if step < 3:
+            tool.loss(loss(("one",) if sparse else "ac"), step).backward()
+        optimizer.step()
+    return params(tool, model)
+
+
+@case
+def unfrozen_and_used_under_no_sync_alone(tool):
+    return newly_unfrozen(tool, sparse=False)
+
+
+@case
+def sparse_embedding_frozen_and_unfrozen(tool):
+    return newly_unfrozen(tool, sparse=True)
+
+
+@case
+def rank_without_a_backward_takes_part_in_the_first_step_of_a_new_optimizer(tool):
+    model = tool.wrap(Net())
+    for step in range(4):
+        optimizer = sgd(model)
+        for _ in range(2):  # the second loss is not one to learn from, so there is no step
+            optimizer.zero_grad()
+            tool.loss(lambda _, x: model(x).square().mean(), step).backward()
+        optimizer.zero_grad()
+        loss = tool.loss(lambda number, x: model(x).square().mean() if number == 0 else None, step)
+        if loss is not None:
+            loss.backward()
+        optimizer.step()
+    return params(tool, model)

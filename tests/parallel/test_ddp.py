@@ -330,6 +330,18 @@ def test_b07_or_those_of_rank_0():
     assert run_ranks(statistics, 2, "first") == [(1.5, 5 / 3, 1)] * 2
 
 
+def statistics_of_samples(rank):
+    model = lockstep.replicate(nn.InstanceNorm1d(1, track_running_stats=True, momentum=1.0).double())
+    model((1 + rank) * torch.arange(4.0, dtype=torch.float64).reshape(1, 1, 4))
+    lockstep.sync_buffers(model)
+    return model.running_mean.item(), model.running_var.item()
+
+
+def test_b07_instance_norms_statistics_are_means_over_samples():
+    """It takes each sample's own variance: what lies between samples is no part of it."""
+    assert run_ranks(statistics_of_samples, 2) == [(1.5 * 1.5, 5 / 3 * (1 + 4) / 2)] * 2
+
+
 def buffers_before_forward(rank, flag):
     model = nn.BatchNorm1d(1)
     model = DistributedDataParallel(model, forward_sync_buffers=flag)

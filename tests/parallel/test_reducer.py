@@ -172,6 +172,7 @@ def misuse(rank):
         raised(lambda: lockstep.sync_buffers(model, how="median")),
         raised(lambda: lockstep.DistributedDataParallel(nn.Linear(2, 2), mixed_precision=object())),
         raised(lambda: lockstep.DistributedDataParallel(nn.Linear(2, 2), device_ids=[0, 1])),
+        raised(lambda: lockstep.replicate(nn.Sequential(nn.Embedding(3, 2, max_norm=1.0)))),
     ]
 
 
@@ -186,6 +187,7 @@ def test_misuse_says_what_to_write_instead():
         "'mean'",
         "autocast",
         "one",
+        "torch.renorm",
     ]
     for errors in run_ranks(misuse, 2):
         assert [kind for kind, _ in errors] == [UsageError] * len(words)
@@ -292,6 +294,31 @@ def test_a_model_that_changed_on_one_rank_only_raises_on_all():
         assert "b.weight (5, 5)" in message
         assert "b.weight (7, 5)" in message
         assert "rank(s) 1" in message
+
+
+def values_that_part(rank, how):
+    model = lockstep.replicate(Net())
+    if how == "loaded":
+        if rank == 1:
+            model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
+    else:
+        mean(model(share(rank))).backward()
+        model.zero_grad()
+        torch.manual_seed(rank if how == "added" else 0)
+        model.c = nn.Linear(5, 5).double()
+    return raised(lambda: mean(model(share(rank), "abc")).backward())
+
+
+@pytest.mark.parametrize(("how", "name"), [("loaded", "'a.weight'"), ("added", "'c.weight'"), ("alike", None)])
+def test_values_that_ranks_have_not_got_in_common_raise_on_all(how, name):
+    for error in run_ranks(values_that_part, 3, how):
+        if name is None:
+            assert error is None
+            continue
+        kind, message = error
+        assert kind is MismatchError
+        assert name in message
+        assert f"rank(s) {'1' if how == 'loaded' else '1, 2'} than on rank 0" in message
 
 
 def out_of_step(rank):

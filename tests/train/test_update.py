@@ -417,6 +417,84 @@ def test_what_would_train_apart_on_each_rank_raises(how, words):
     assert [words in message for message in run_ranks(misuse, 2, how)] == [True, True]
 
 
+def group_added_later(rank):
+    model = lockstep.replicate(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    update = lockstep.Update(model, optimizer)
+    model.append(nn.Linear(3, 3, dtype=torch.float64))
+    optimizer.add_param_group({"params": list(model[-1].parameters())})
+    x, y, _ = samples(4)
+    errors = []
+    for strangers in (False, True):
+        if strangers:
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(7))]})
+        try:
+            with update:
+                update.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+        except lockstep.UsageError as error:
+            errors.append(str(error))
+    return update.step_count, errors
+
+
+def test_a_group_that_is_added_later_must_be_of_the_model_too():
+    torch.manual_seed(0)
+    for steps, errors in run_ranks(group_added_later, 2):
+        assert steps == 1
+        assert len(errors) == 1
+        assert "1 parameter(s) that the model has not" in errors[0]
+
+
+def made_differently(rank, how):
+    model = lockstep.replicate(network())
+    here = how if rank == 1 else "as rank 0"
+    make = torch.optim.Adam if here == "optimizer" else torch.optim.SGD
+    optimizer = make(model.parameters(), lr=0.2 if here == "lr" else 0.1)
+    update = lockstep.Update(
+        model, optimizer, accumulate=2 if here == "accumulate" else 1, clip_norm=1.0 if here == "clip_norm" else None
+    )
+    x, y, _ = samples(4)
+    try:
+        with update:
+            update.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+    except lockstep.MismatchError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("how", ["optimizer", "lr", "accumulate", "clip_norm"])
+def test_an_update_that_differs_between_ranks_raises_on_all(how):
+    for message in run_ranks(made_differently, 3, how):
+        assert "another one on rank(s) 1 than on rank 0" in message
+
+
+def left_by_an_error(rank, which, accumulate):
+    model = lockstep.replicate(network())
+    update = lockstep.Update(model, torch.optim.SGD(model.parameters(), lr=0.1), accumulate=accumulate)
+    x, y, _ = samples(4)
+    for micro_batch in range(8):
+        try:
+            with update:
+                losses = nn.functional.cross_entropy(model(x), y, reduction="none")
+                if micro_batch == 3 and rank in which:
+                    raise ZeroDivisionError
+                update.backward(losses)
+        except ZeroDivisionError:
+            pass
+        except lockstep.MismatchError as error:
+            return str(error)
+    return update.step_count
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_step_that_one_rank_leaves_by_an_error_is_not_taken_with_its_next_one(accumulate):
+    for message in run_ranks(left_by_an_error, 2, [1], accumulate):
+        assert "left by an error, so far: rank 0: " in message
+
+
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, 7), (2, 3)])
+def test_a_step_that_all_ranks_leave_by_an_error_is_dropped(accumulate, steps):
+    assert run_ranks(left_by_an_error, 2, [0, 1], accumulate) == [steps, steps]
+
+
 def go_on(rank, precision, saved):
     model = network(dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

@@ -42,7 +42,7 @@ class Borrowed:
 
     def __init__(self, key: tuple[int, ...], generators: Sequence[torch.Generator] = ()) -> None:
         self._key = key
-        self._generators = [torch.default_generator, *generators]
+        self._generators = list(generators)  # besides torch's own, which must not travel to a worker with this
         self._own: list[Any] = []
         self._callers: list[Any] = []
 
@@ -52,7 +52,7 @@ class Borrowed:
             self._restore(self._own)
         else:
             plant(*self._key)
-            for number, generator in enumerate(self._generators[1:]):
+            for number, generator in enumerate(self._generators):
                 generator.manual_seed(derive_seed(*self._key, number, generator.initial_seed()))
 
     def __exit__(
@@ -62,10 +62,13 @@ class Borrowed:
         self._restore(self._callers)
 
     def _states(self) -> list[Any]:
-        return [random.getstate(), np.random.get_state(), *(generator.get_state() for generator in self._generators)]
+        return [random.getstate(), np.random.get_state(), *(each.get_state() for each in self._all())]
 
     def _restore(self, states: list[Any]) -> None:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        for generator, state in zip(self._generators, states[2:], strict=True):
+        for generator, state in zip(self._all(), states[2:], strict=True):
             generator.set_state(state)
+
+    def _all(self) -> list[torch.Generator]:
+        return [torch.default_generator, *self._generators]

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn
 
 from lockstep.errors import UsageError
-from lockstep.launcher import failure, orphans
+from lockstep.launcher import descriptors, failure, orphans
 from lockstep.launcher.child import PASSED_ON, Start, Streams
 from lockstep.launcher.output import Output
 from lockstep.launcher.plan import LaunchPlan
@@ -52,6 +52,11 @@ class LastWord(NamedTuple):
 def run(plan: LaunchPlan, job: Callable[[], None]) -> LastWord:
     """Run a job on every rank of the plan; what is said of its end is not printed yet."""
     count = len(plan.seats)
+    descriptors.fill_closed()
+    try:
+        descriptors.make_room(count)
+    except UsageError as error:
+        return LastWord(2, -1, f"lockstep: {error}\n")
     alone = plan.one_node and count == 1 and not plan.log_dir
     output = Output(
         count,

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import select
 import selectors
 import struct
 import termios
@@ -99,7 +100,7 @@ class Output:
         log = self._logs.get(local_rank)
         if log is None:
             return
-        data = memoryview(text.encode() if isinstance(text, str) else text)
+        data = memoryview(text.encode(errors="backslashreplace") if isinstance(text, str) else text)
         try:
             while data:
                 data = data[log.write(data) :]
@@ -158,11 +159,13 @@ class Output:
         return True
 
     def _write(self, target: int, data: bytes) -> bool:
-        try:
-            while data:
+        while data:
+            try:
                 data = data[os.write(target, data) :]
-        except OSError:
-            return False
+            except BlockingIOError:  # whoever made the pipe writes to it without waiting; we have time
+                select.select([], [target], [])
+            except OSError:
+                return False
         return True
 
 

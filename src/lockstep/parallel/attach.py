@@ -126,6 +126,19 @@ def refuse_unfit(model: nn.Module, world: World, ignored: Collection[str] = ()) 
             )
         if any(reducer.members.owns(param) for reducer in _reducers.values()):
             raise UsageError(f"{where} belongs to a model that is replicated already. Replicate the whole model, once.")
+    _refuse_max_norm(model, world)
+
+
+def _refuse_max_norm(model: nn.Module, world: World) -> None:
+    """Raise if a forward would change the parameters by what one rank's batch looks up."""
+    for name, child in model.named_modules() if world.size > 1 else ():
+        if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.max_norm is not None:
+            raise UsageError(
+                f"rank {world.rank} of {world.size}: {name or type(child).__name__!r} has max_norm={child.max_norm}: "
+                f"each forward shortens the rows that this rank looks up, so the replicas would part. Leave max_norm "
+                f"out, and shorten all rows behind optimizer.step(): with torch.no_grad(): "
+                f"weight.copy_(torch.renorm(weight, 2, 0, {child.max_norm}))."
+            )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from lockstep.errors import UsageError
 from lockstep.parallel.attach import needed_reducer, unwrap
@@ -76,7 +77,12 @@ def take_mean(module: nn.Module, peers: Peers) -> None:
 
 
 def running(module: nn.Module) -> tuple[Tensor, Tensor] | None:
-    """A module's running mean and variance, if it has both."""
+    """A module's running mean and variance, if it has both and they are of all samples together.
+
+    Instance norm's are means over samples of what each one has, so they are averaged like any other buffer.
+    """
+    if isinstance(module, _InstanceNorm):
+        return None
     mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
     return (mean, variance) if isinstance(mean, Tensor) and isinstance(variance, Tensor) else None
 

@@ -16,6 +16,7 @@ class Layout:
     """Divides gradients into buckets: in reverse registration order first, then in the order in which they really came.
 
     Attributes:
+        slots: All parameters.
         dense: The parameters that lie in buckets.
         sparse: Those whose gradients travel by themselves.
         buckets: In the order of sending; the last one has room for the reducer's words.
@@ -30,7 +31,7 @@ class Layout:
         caps: Sequence[int],
         ends: Collection[Tensor] = (),
     ) -> None:
-        slots = list(slots)
+        self.slots = slots = list(slots)
         self.sparse = [slot for slot in slots if slot.sparse]
         self.dense = [slot for slot in slots if not slot.sparse]
         for number, slot in enumerate(self.dense):

@@ -57,8 +57,8 @@ class Members:
                 slot.name, slot.sparse = name, id(param) in sparse
                 found.append(slot)
             elif id(param) in self._slots:
-                # It lies in none from here on: unfrozen, it is noticed as a new one.
-                self._slots[id(param)].bucket = None
+                # It lies in no layout from here on: unfrozen, it is noticed as a new one.
+                self._slots[id(param)].bucket, self._slots[id(param)].sparse = None, False
         self.changed = False
         return found
 

@@ -22,7 +22,7 @@ from lockstep.parallel.engine import NO_BACKWARD, at_the_end_of_backward, curren
 from lockstep.parallel.layout import Layout
 from lockstep.parallel.members import Members
 from lockstep.parallel.peers import Peers
-from lockstep.parallel.same_model import compare_structure, describe
+from lockstep.parallel.same_model import compare_structure, compare_values, describe
 from lockstep.parallel.slots import Slot
 from lockstep.parallel.sparse import average_sparse
 from lockstep.parallel.transport import Transport
@@ -47,7 +47,7 @@ class Reducer:
         syncing: Whether a backward that begins now sends its gradients.
         inactive: Whether this rank has no more data and only keeps the others company.
         over_active: Whether the average is taken over the ranks that are not inactive.
-        steps: How many optimizer steps this rank has taken.
+        steps: How many optimizer steps this rank has taken, or given up.
         times: What the average is multiplied by at the very end of a round.
         carried: The sums over ranks of what `carry` was given before the last round.
     """
@@ -72,7 +72,7 @@ class Reducer:
         self._caps, self._ends = [int(cap * MEBIBYTE) for cap in caps], ends
         self._unsent = False
         self._sent = False  # whether this step's round has been
-        self._stepped: set[int] | None = None  # optimizers that stepped since the last round; None before the first one
+        self._stepped: set[int] | None = None  # what was stepped since the last round; None before the first one
         self._handed: Slot | None = None  # one that had a gradient in the last round
         self._tasks: set[int] = set()  # the backward that is running, and those nested in it
         self._fast = _NEVER  # the backward whose gradients take the short way
@@ -118,7 +118,7 @@ class Reducer:
         bucket = slot.bucket
         if bucket is None:
             # Unfrozen or added since the layout was made: this round learns of it at its end.
-            self.members.changed = self.members.changed or not slot.sparse
+            self.members.changed |= not slot.sparse
         elif slot.fired > slot.expected:
             self._late.append(slot)
         elif slot.fired == slot.expected and not self._holding:
@@ -131,7 +131,9 @@ class Reducer:
     def _keep(self, slot: Slot) -> None:
         """A gradient that is not to be sent now."""
         self._unsent = True
-        if slot.bucket is not None and self._layout.has_place(slot):
+        if slot.bucket is None:
+            self.members.changed |= not slot.sparse  # as in `_note`
+        elif self._layout.has_place(slot):
             slot.bucket.keep(slot)
 
     def _enter(self, task: int) -> None:
@@ -251,9 +253,9 @@ class Reducer:
             steps = self.peers.line_up(torch.tensor(self.steps, device=self.device)).tolist()
             listed = ", ".join(f"rank {rank}: {count}" for rank, count in zip(self.peers.ranks, steps, strict=True))
             raise MismatchError(
-                f"rank {self.peers.rank}: this backward met another step's on other ranks; optimizer steps taken so "
-                f"far: {listed}. Every rank must take the same steps: where one has no data, or skips a batch, let it "
-                f"call lockstep.sync_gradients(model) and the optimizer all the same."
+                f"rank {self.peers.rank}: this backward met another step's on other ranks; optimizer steps taken, or "
+                f"left by an error, so far: {listed}. Every rank must take the same steps: where one has no data, or "
+                f"skips a batch, let it call lockstep.sync_gradients(model) and the optimizer all the same."
             )
         if 0 < heard.failed < self.peers.size:
             raise LostRankError(
@@ -267,6 +269,7 @@ class Reducer:
         self._layout.expect_the_same(self._late)
         if self._layout.seen is None:
             return
+        compare_values(self._layout.slots, self.peers, self.device)
         seen = torch.tensor(self._layout.order_seen(), device=self.device)
         self.peers.broadcast(seen)
         count, *order = seen.tolist()
@@ -276,6 +279,7 @@ class Reducer:
         """The model has changed on some rank: all look again, and must have come to the same."""
         slots = self.members.scan()
         compare_structure(describe((slot.name, slot.param) for slot in slots), self.peers, self.device)
+        compare_values(slots, self.peers, self.device)
         self._layout, self._agreed = self._lay_out(slots), None
 
     def _restart(self) -> None:
@@ -329,6 +333,13 @@ class Reducer:
         """
         self._load = numbers
 
+    def give_up(self) -> None:
+        """Leave this step without an optimizer step: a rank that does so alone must not meet the others a step later.
+
+        Where the others have had this step's round with it, they go on and it is behind, which shows by itself.
+        """
+        self.steps += not self._sent
+
     def keep_company(self) -> None:
         """Take part in a round of the others without gradients, and take none from it."""
         self.inactive = True
@@ -343,18 +354,27 @@ class Reducer:
         self.transport = transport
         self._layout.build(transport)
 
-    def before_step(self, optimizer: object, has_closure: bool) -> None:
-        """An optimizer is about to use the gradients: average them, if they are not."""
+    def before_step(self, params: Sequence[Tensor], has_closure: bool) -> None:
+        """An optimizer is about to use the gradients of ``params``: average them, if they are not."""
         if self._open:
             self._refuse_open_round()
-        fresh = not has_closure and (self._stepped is None or id(optimizer) in self._stepped)
-        if self._unsent or fresh:
+        if self._unsent or (not has_closure and self._begins_with(params)):
             self._begin()
             self._finish()
         if self._stepped is not None:
-            self._stepped.add(id(optimizer))
+            self._stepped.update(map(id, params))
         self._sent = False
         self.steps += 1
+
+    def _begins_with(self, params: Sequence[Tensor]) -> bool:
+        """Whether this is a step of which this rank has had no backward: others may have had one.
+
+        Either these parameters have been stepped with what the last round gave, by this optimizer or one before it; or
+        nobody has, and it is gone.
+        """
+        if self._stepped is None or not self._stepped.isdisjoint(map(id, params)):
+            return True
+        return self._emptied() and all(param.grad is None for param in params)
 
     def look_again(self, params: Iterable[object]) -> bool:
         """Whether some of ``params`` have come into the model unnoticed; then their gradients are unsent."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from lockstep.collectives.fingerprint import fingerprint
 from lockstep.errors import MismatchError
 from lockstep.parallel.peers import Peers
+from lockstep.parallel.slots import Slot
 
 
 def describe(named: Iterable[tuple[str, Tensor]]) -> list[str]:
@@ -77,6 +78,30 @@ def compare_structure(lines: list[str], peers: Peers, device: torch.device) -> N
         f"but {other!r} on rank {peers.ranks[differing[0]]} (different from rank {peers.ranks[0]}'s: rank(s) "
         f"{', '.join(str(peers.ranks[position]) for position in differing)}). Every rank must build the same model, "
         f"from the same arguments and in the same order, and change it in the same way."
+    )
+
+
+def compare_values(slots: Sequence[Slot], peers: Peers, device: torch.device) -> None:
+    """Raise on every rank if parameters that were not compared before have other values on some.
+
+    Raises:
+        MismatchError: Names the first one that differs, and the ranks.
+    """
+    marks = torch.zeros(len(slots), dtype=torch.int64, device=device)
+    for place, slot in enumerate(slots):
+        if not slot.compared:
+            marks[place] = fingerprint(slot.param) + 1  # zeros are values too
+            slot.compared = True
+    rows = peers.line_up(marks)
+    differing = rows != rows[0]
+    if not differing.any():
+        return
+    place = int(differing.any(0).int().argmax())
+    others = [rank for rank, differs in zip(peers.ranks, differing[:, place].tolist(), strict=True) if differs]
+    raise MismatchError(
+        f"rank {peers.rank}: parameter {slots[place].name!r} has other values on rank(s) {', '.join(map(str, others))} "
+        f"than on rank {peers.ranks[0]}. What is loaded or replaced after replicate() must be the same on every rank; "
+        f"new layers are if each rank calls torch.manual_seed with the same number before it makes them."
     )
 
 

@@ -28,10 +28,12 @@ class Slot:
         graph: Its gradient with the graph behind it, in a backward that creates one.
         sparse: Whether its module says that its gradients are sparse.
         times: What its gradient was multiplied by at the end of the last round.
+        compared: Whether it is known to have had the same values on all ranks.
     """
 
     __slots__ = (
         "bucket",
+        "compared",
         "expected",
         "fired",
         "graph",
@@ -52,7 +54,7 @@ class Slot:
         self.bucket: Bucket | None = None
         self.number, self.place, self.fired, self.expected = 0, 0, 0, 1
         self.graph: Tensor | None = None
-        self.large = self.taken = self.sparse = False
+        self.large = self.taken = self.sparse = self.compared = False
         self.times = 1.0
 
 

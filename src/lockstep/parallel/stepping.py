@@ -34,7 +34,7 @@ def follow_optimizers(reducers: "Mapping[Any, Reducer]") -> None:
             if not mine:
                 strangers.add(optimizer)
         for reducer in mine:
-            reducer.before_step(optimizer, has_closure)
+            reducer.before_step(params, has_closure)
         if mine and isinstance(optimizer, torch.optim.LBFGS):
             return with_mean_loss(args, kwargs, mine[0].peers)
         return None

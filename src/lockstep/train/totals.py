@@ -4,12 +4,14 @@ Alone and together are two of one kind, so that `Update` need not know whether t
 """
 
 import math
+import zlib
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from lockstep.errors import MismatchError
 from lockstep.parallel.reducer import Reducer
 
 # Over all ranks and micro-batches: the weight, the weighted sum of losses, and the ranks whose losses are NaN.
@@ -29,8 +31,12 @@ class Ranks(Protocol):
         """Run the backward of a micro-batch that is not the last one."""
         ...
 
-    def add_up(self, weight: float | Tensor) -> float:
-        """The sum over ranks of one number, now."""
+    def add_up(self, weight: float | Tensor, settings: str) -> float:
+        """The sum over ranks of one number, now; raise if ranks have other ``settings``."""
+        ...
+
+    def give_up(self) -> None:
+        """This rank leaves the step that is being made."""
         ...
 
     def collect(self) -> Totals:
@@ -55,9 +61,12 @@ class Alone:
         """Nothing to hold back."""
         backward(loss)
 
-    def add_up(self, weight: float | Tensor) -> float:
+    def add_up(self, weight: float | Tensor, settings: str) -> float:  # noqa: ARG002
         """The number itself."""
         return float(weight)
+
+    def give_up(self) -> None:
+        """Nobody meets it anywhere."""
 
     def collect(self) -> Totals:
         """What was announced."""
@@ -90,10 +99,25 @@ class Together:
         finally:
             self._reducer.syncing = before
 
-    def add_up(self, weight: float | Tensor) -> float:
-        """One collective."""
-        mine = torch.as_tensor(weight, dtype=torch.float64, device=self._reducer.device)
-        return float(self._reducer.peers.line_up(mine).sum())
+    def add_up(self, weight: float | Tensor, settings: str) -> float:
+        """One collective, in which a checksum of the settings travels too."""
+        peers = self._reducer.peers
+        mine = torch.tensor(
+            [float(weight), zlib.crc32(settings.encode())], dtype=torch.float64, device=self._reducer.device
+        )
+        weights, sums = peers.line_up(mine).T.tolist()
+        others = [rank for rank, other in zip(peers.ranks, sums, strict=True) if other != sums[0]]
+        if others:
+            raise MismatchError(
+                f"rank {peers.rank}: lockstep.Update is another one on rank(s) {', '.join(map(str, others))} than on "
+                f"rank {peers.ranks[0]}; here it is {settings}. Every rank must make the same optimizer and the same "
+                f"Update, or their models part."
+            )
+        return float(sum(weights))
+
+    def give_up(self) -> None:
+        """Others that do not leave it find out at their backward."""
+        self._reducer.give_up()
 
     def collect(self) -> Totals:
         """Usually there already; only a NaN costs another collective, to find out whose it is."""

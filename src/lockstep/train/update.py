@@ -87,10 +87,11 @@ class Update:
         self._world = current()
         self._optimizer, self._scheduler = optimizer, scheduler
         self._zero_grad = zero_grad_of(optimizer)
-        self._accumulate, self._clip_norm = accumulate, clip_norm
+        self._precision, self._accumulate, self._clip_norm = precision, accumulate, clip_norm
         self._autocast = autocast_for(precision, self._world.device.type)
         self._run_backward = backward_for(precision, self._world.device.type)
         self._scaler = Scaler(self._world.device.type) if precision == "fp16" else None
+        self._model, self._groups = model, len(optimizer.param_groups)
         reducer = refuse_unconnected(model, optimizer, self._world)
         self._ranks: Ranks = Alone() if reducer is None else Together(reducer)
         self._loss_of_step = float("nan")
@@ -111,6 +112,9 @@ class Update:
             raise UsageError(
                 f"{self._who()}: `with update` inside itself. Each `with` is one micro-batch; close it first."
             )
+        if len(self._optimizer.param_groups) != self._groups:
+            refuse_unconnected(self._model, self._optimizer, self._world)
+            self._groups = len(self._optimizer.param_groups)
         self._inside, self._awaiting, self.stepped = True, True, False
         if not self._micro_batches:
             self._zero_grad()  # at the start: another model's backward may have left gradients here
@@ -127,6 +131,7 @@ class Update:
             self._autocast.__exit__(kind, error, trace)
         if kind is not None:
             self._micro_batches = 0
+            self._ranks.give_up()
             return
         if missing:
             self._micro_batches = 0
@@ -214,7 +219,7 @@ class Update:
         Gradients then come out at their final size or below, which fp16 needs, and exactly so in steps of that weight:
         these need no correction. A rank that is alone knows each step's weight in time, but for micro-batches to come.
         """
-        self._reference = self._ranks.add_up(weight) * self._accumulate or 1.0
+        self._reference = self._ranks.add_up(weight, self._settings()) * self._accumulate or 1.0
         return self._reference
 
     def _warn_of_uneven_means(self) -> None:
@@ -228,6 +233,18 @@ class Update:
                 f"(reduction='none').",
                 stacklevel=3,
             )
+
+    def _settings(self) -> str:
+        """What has to be the same on every rank, on one line."""
+        groups = [
+            " ".join(f"{name}={value}" for name, value in group.items() if isinstance(value, int | float | tuple))
+            + f" of {len(group['params'])} parameters"
+            for group in self._optimizer.param_groups
+        ]
+        return (
+            f"{type(self._optimizer).__name__}({'; '.join(groups)}), precision={self._precision!r}, "
+            f"accumulate={self._accumulate}, clip_norm={self._clip_norm}"
+        )
 
     def _finish(self) -> None:
         """Reduce over the ranks, then clip and step."""
@@ -270,7 +287,7 @@ class Update:
     def grad_norm(self) -> float:
         """Norm of the last step's whole gradient before clipping; without ``clip_norm`` computed when asked for.
 
-        Where there are several updates it is computed in every step, as the backward of one may reach the other's model.
+        Where there are several updates it is computed in every step: the backward of one may reach the other's model.
         """
         norm = self._norm if self._norm is not None else total_norm(self._optimizer)
         return float(norm)
