@@ -242,8 +242,8 @@ class Update:
         if bad_ranks:
             raise NotFiniteError(
                 f"{self._who()}: the losses of rank(s) {', '.join(map(str, bad_ranks))} are NaN in step "
-                f"{self.step_count}; the step was not made. Look at that rank's batch and at the learning rate. The mean "
-                f"over an empty batch is NaN too: then write count=len(batch)."
+                f"{self.step_count}; the step was not made. Look at that rank's batch and at the learning rate. "
+                f"The mean over an empty batch is NaN too: then write count=len(batch)."
             )
         if weight == 0:
             warnings.warn(f"{self._who()}: step skipped, its losses weigh nothing on any rank.", stacklevel=4)
