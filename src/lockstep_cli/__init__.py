@@ -1,6 +1,7 @@
 """The command line. Starts without importing torch."""
 
 import importlib
+from pathlib import Path
 
 import click
 
@@ -25,6 +26,14 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = getattr(importlib.import_module(_HOMES[cmd_name]), cmd_name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; a script in its place tells what was meant."""
+        if args[0] not in _HOMES and Path(args[0]).suffix == ".py":
+            ctx.fail(f"No such command {args[0]!r}. Did you mean 'lockstep run {args[0]}'?")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

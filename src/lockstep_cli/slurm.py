@@ -38,7 +38,7 @@ class Command(click.Command):
             raise click.NoSuchOption(error.option_name, message, error.possibilities, error.ctx) from None
 
 
-@click.command(cls=Command, context_settings=EITHER_SPELLING)
+@click.command(cls=Command, context_settings=EITHER_SPELLING, short_help="Print a Slurm job script that runs SCRIPT.")
 @click.option("--nodes", type=click.IntRange(1), default=1, help="Nodes.")
 @click.option("--gpus", "--gpus-per-node", "gpus", type=click.IntRange(0), default=0, help="GPUs on each node.")
 @click.option("--cpus", type=click.IntRange(1), help="Processors on each node.  [default: whole nodes]")

@@ -263,6 +263,13 @@ def test_a_misspelt_option_is_not_taken_for_the_script(tmp_path):
     assert "--nproc-per-node" in result.output
 
 
+def test_a_script_in_place_of_a_command_is_told_what_was_meant():
+    result = CliRunner().invoke(main, ["train.py", "--lr", "0.1"])
+
+    assert result.exit_code == 2
+    assert "Did you mean 'lockstep run train.py'?" in result.output
+
+
 @pytest.mark.parametrize("arguments", [["nothere.py"], ["-m", "nothere"]])
 def test_a_script_that_is_not_there_is_said_before_anything_starts(arguments):
     result = CliRunner().invoke(main, ["run", "-n", "2", *arguments])

@@ -382,7 +382,8 @@ def misuse(rank, how):
         "weights": lambda update: update.backward(losses.mean(), torch.ones(4)),
     }
     try:
-        update = lockstep.Update(model, optimizer, accumulate=0 if how == "accumulate" else 1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer) if how == "plateau" else None
+        update = lockstep.Update(model, optimizer, accumulate=0 if how == "accumulate" else 1, scheduler=scheduler)
         if how == "outside":
             update.backward(losses)
         with update:
@@ -401,6 +402,7 @@ MISUSES = {
     "shape": "weights of shape (3,) do not fit losses of shape (4,)",
     "count": "count= goes with a scalar loss",
     "weights": "reduction='none'",
+    "plateau": "call scheduler.step(lockstep.mean(total, count)) after each validation",
 }
 
 

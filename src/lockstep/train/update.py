@@ -84,6 +84,12 @@ class Update:
             raise UsageError(f"accumulate={accumulate}: a step takes at least one micro-batch.")
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"clip_norm={clip_norm}: write a positive number, or None not to clip.")
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise UsageError(
+                "scheduler=ReduceLROnPlateau: it moves by a number of each epoch, not by the step. Leave it out here, "
+                "and call scheduler.step(lockstep.mean(total, count)) after each validation: the same number on every "
+                "rank, else learning rates part."
+            )
         self._world = current()
         self._optimizer, self._scheduler = optimizer, scheduler
         self._zero_grad = zero_grad_of(optimizer)
@@ -254,7 +260,8 @@ class Update:
         if bad_ranks:
             raise NotFiniteError(
                 f"{self._who()}: the losses of rank(s) {', '.join(map(str, bad_ranks))} are NaN in step "
-                f"{self.step_count}; the step was not made. Look at that rank's batch and at the learning rate."
+                f"{self.step_count}; the step was not made. Look at that rank's batch and at the learning rate. "
+                f"The mean over an empty batch is NaN too: then write count=len(batch)."
             )
         if weight == 0:
             warnings.warn(f"{self._who()}: step skipped, its losses weigh nothing on any rank.", stacklevel=4)
@@ -287,7 +294,7 @@ class Update:
     def grad_norm(self) -> float:
         """Norm of the last step's whole gradient before clipping; without ``clip_norm`` computed when asked for.
 
-        Where there are several updates it is computed in every step: the backward of one may reach the other's model.
+        With several updates it is computed in every step, as the backward of one may reach another's model.
         """
         norm = self._norm if self._norm is not None else total_norm(self._optimizer)
         return float(norm)
