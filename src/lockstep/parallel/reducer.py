@@ -334,11 +334,8 @@ class Reducer:
         self._load = numbers
 
     def give_up(self) -> None:
-        """Leave this step without an optimizer step: a rank that does so alone must not meet the others a step later.
-
-        Where the others have had this step's round with it, they go on and it is behind, which shows by itself.
-        """
-        self.steps += not self._sent
+        """Leave this step, which counts as one: alone, this rank must not meet the others a step later."""
+        self.steps += not self._sent  # where this step's round has been, the others go on, and it is behind
 
     def keep_company(self) -> None:
         """Take part in a round of the others without gradients, and take none from it."""
@@ -367,10 +364,9 @@ class Reducer:
         self.steps += 1
 
     def _begins_with(self, params: Sequence[Tensor]) -> bool:
-        """Whether this is a step of which this rank has had no backward: others may have had one.
+        """Whether this is a step of which this rank has had no backward, while others may have had one.
 
-        Either these parameters have been stepped with what the last round gave, by this optimizer or one before it; or
-        nobody has, and it is gone.
+        What the last round gave was used for these parameters, by this optimizer or one before it, or is gone unused.
         """
         if self._stepped is None or not self._stepped.isdisjoint(map(id, params)):
             return True
