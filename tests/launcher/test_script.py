@@ -137,3 +137,17 @@ def test_the_spawn_start_runs_the_same_script(tmp_path):
 
     assert alone == ast.literal_eval(done.stdout)
     assert done.stderr == ""
+
+
+def test_a_process_that_the_script_forks_is_no_rank(tmp_path):
+    """It must not leave the rank's groups at its end, nor be taken for the rank's."""
+    source = (
+        "import os, sys, lockstep\nworld = lockstep.init()\nchild = os.fork()\n"
+        "if child == 0:\n    print('child', flush=True)\n    sys.exit(3)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3\nprint(lockstep.total(1))\n"
+    )
+
+    done = run(tmp_path, source, "-n", "2")
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "2", "[rank 1] 2", "[rank 1] child", "child"]

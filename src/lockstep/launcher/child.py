@@ -17,7 +17,7 @@ import types
 from collections.abc import Callable
 from multiprocessing import process
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from lockstep.launcher import orphans, reports
 from lockstep.launcher.plan import LaunchPlan, Rehearsal, Seat
@@ -165,8 +165,13 @@ def _rehearse(wanted: Rehearsal) -> None:
 
 def _run(job: Callable[[], None], pipe: int) -> int:
     """Run the job and end it as python would; give the exit code. A failure is told before anything can hang."""
+    mine = os.getpid()
     try:
-        job()
+        try:
+            job()
+        finally:
+            if os.getpid() != mine:
+                _end_of_fork()
         code = 0
     except SystemExit as end:
         code = _exit_code(end, pipe)
@@ -175,6 +180,22 @@ def _run(job: Callable[[], None], pipe: int) -> int:
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
     _end()
     return code
+
+
+def _end_of_fork() -> NoReturn:
+    """What the script has forked comes here too: it is no rank, and must not tell of it or leave its groups."""
+    error = sys.exc_info()[1]
+    code = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+        if error.code is not None and not isinstance(error.code, int):
+            sys.stderr.write(f"{error.code}\n")
+    elif error is not None:
+        traceback.print_exception(error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 def tell_failure(error: BaseException, pipe: int) -> None:
