@@ -9,14 +9,13 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from lockstep.shm import agreement as agreed
-from lockstep.shm.agreement import NUMBERS, UNKNOWN
+from lockstep.shm.agreement import HALVES, NUMBERS, UNKNOWN
 from lockstep.shm.combine import combine
 from lockstep.shm.crossing import Call, Crossing
 from lockstep.shm.frames import SMALL, Words
 from lockstep.shm.tensors import plain
 from lockstep.shm.wire import Wire
 
-_HALVES = (torch.float16, torch.bfloat16)
 
 BLOCK = 1 << 20
 """Bytes of a large tensor that are on their way together: long for the network, and short for the first to wait."""
@@ -184,7 +183,7 @@ def _sum(name: str) -> str:
 
 def _work_copy(flat: Tensor, name: str) -> Tensor:
     """A mean of half-precision numbers is summed in float32, where the sum fits."""
-    return flat.float() if name == "AVG" and flat.dtype in _HALVES else flat
+    return flat.float() if name == "AVG" and flat.dtype in HALVES else flat
 
 
 def _put_back(flat: Tensor, x: Tensor, name: str, size: int) -> None:
