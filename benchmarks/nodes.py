@@ -1,8 +1,8 @@
 """all_reduce over two machines of two ranks each, with a link of 1 Gbit/s: by nodes ("hierarchy") beside plain gloo.
 
-The machines are network namespaces on a bridge, the link is tc's token bucket on each machine's side of it, and each has
-its share of this machine's cores for itself, as machines have: where all ranks run on all cores, the figures are those
-of the scheduler. Needs root and iproute2. Writes results/nodes.json.
+The machines are network namespaces on a bridge, the link is tc's token bucket on each machine's side of it. Each has
+its share of the cores here for itself, as machines have: where all ranks run on all cores, the scheduler is what is
+measured. Needs root and iproute2. Writes results/nodes.json.
 
     python benchmarks/nodes.py
 """
