@@ -16,7 +16,6 @@ from lockstep.shm.frames import SMALL, Words
 from lockstep.shm.tensors import plain
 from lockstep.shm.wire import Wire
 
-
 BLOCK = 1 << 20
 """Bytes of a large tensor that are on their way together: long for the network, and short for the first to wait."""
 
