@@ -283,6 +283,42 @@ def test_a_step_that_weighs_nothing_in_the_world_is_skipped_with_a_warning(size)
         assert after == 1
 
 
+def warnings_of_first_steps(rank, batches):
+    """Of a few steps on what ``batches`` gives each rank."""
+    model = lockstep.replicate(network())
+    nn.init.zeros_(model[2].weight)  # its first losses are log(3), whatever the samples
+    nn.init.zeros_(model[2].bias)
+    update = lockstep.Update(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    x, y, _ = samples(8)
+    data = torch.utils.data.TensorDataset(x, y)
+    loader = {
+        "torch's": lambda: torch.utils.data.DataLoader(data, 2),
+        "divided": lambda: torch.utils.data.DataLoader(data, 1, sampler=lockstep.DistributedSampler(data)),
+        "lockstep's": lambda: lockstep.DataLoader(
+            torch.utils.data.TensorDataset(x[:1].repeat(8, 1), y[:1].repeat(8)), 2
+        ),
+    }[batches]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for x, y in loader:
+            with update:
+                update.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+    assert update.step_count == 4
+    return [str(w.message) for w in caught if "same samples" in str(w.message)]
+
+
+def test_ranks_that_all_train_on_the_same_samples_are_told():
+    (said,), *others = run_ranks(warnings_of_first_steps, 2, "torch's")
+
+    assert said.startswith("rank 0 of 2, step 2: all ranks had the same losses in each of the first 3 steps")
+    assert others == [[]]
+
+
+@pytest.mark.parametrize("batches", ["divided", "lockstep's"])
+def test_samples_that_are_divided_or_that_are_alike_are_no_reason_to_warn(batches):
+    assert run_ranks(warnings_of_first_steps, 2, batches) == [[], []]
+
+
 def nan_on_one_rank(rank):
     model = lockstep.replicate(network())
     update = lockstep.Update(model, torch.optim.SGD(model.parameters(), lr=0.5))

@@ -1,5 +1,6 @@
 """One training step: the true mean gradient over every sample of every rank and micro-batch, then the optimizer."""
 
+import math
 import warnings
 from types import TracebackType
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ from lockstep.train.stepping import Scaler, step, total_norm, zero_grad_of
 from lockstep.train.totals import Alone, Ranks, Together
 from lockstep.train.weights import share_of
 from lockstep.world import World, current
+
+_FIRST_STEPS = 3  # as many as it takes to believe that equal losses are no accident: a head of zeros gives them once
 
 
 class Scheduler(Protocol):
@@ -106,6 +109,7 @@ class Update:
         self._norm: Tensor | None = None
         self.stepped = False
         self.step_count = 0
+        self._all_same = True  # ranks' losses so far, in the first steps
         self._micro_batches = 0  # of the step that is being made
         self._weight: float | Tensor = 0.0
         self._loss: float | Tensor = 0.0
@@ -266,6 +270,8 @@ class Update:
         if weight == 0:
             warnings.warn(f"{self._who()}: step skipped, its losses weigh nothing on any rank.", stacklevel=4)
             return
+        if self.step_count < _FIRST_STEPS:
+            self._look_for_same_samples(weight, loss)
         factor = self._reference / weight
         self._reference = max(self._reference, weight)
         self._loss_of_step = loss / weight
@@ -276,6 +282,22 @@ class Update:
             self.step_count += 1
             if self._scheduler is not None:
                 self._scheduler.step()
+
+    def _look_for_same_samples(self, weight: float, loss: float) -> None:
+        """Nothing but a loader or sampler that knows of ranks keeps them from all training on the same samples."""
+        size, mine = self._ranks.size, (float(self._weight), float(self._loss))
+        fed = self._fed_by is not None and self._fed_by() is not None
+        same = all(
+            math.isclose(size * own, whole, rel_tol=1e-6) for own, whole in zip(mine, (weight, loss), strict=True)
+        )
+        self._all_same = self._all_same and same and loss != 0 and size > 1 and not fed
+        if self._all_same and self._world.is_main and self.step_count == _FIRST_STEPS - 1:
+            warnings.warn(
+                f"{self._who()}: all ranks had the same losses in each of the first {_FIRST_STEPS} steps, so they seem "
+                f"to train on the same samples. Write lockstep.DataLoader in place of torch's, which divides them "
+                f"between the ranks.",
+                stacklevel=5,
+            )
 
     def _who(self) -> str:
         return f"rank {self._world.rank} of {self._world.size}, step {self.step_count}"
