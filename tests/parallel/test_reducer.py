@@ -516,6 +516,46 @@ def random_steps(rank, steps, seed):
     return [p.detach().clone() for p in model.parameters()]
 
 
+def one_rank_skips_a_batch(rank, with_update, skips):
+    torch.manual_seed(0)
+    model = lockstep.replicate(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    update = lockstep.Update(model, optimizer) if with_update else None
+    val, train = (lockstep.DataLoader(torch.randn(12, 2), batch_size=4) for _ in range(2))
+
+    def epoch():
+        with torch.no_grad():
+            for _ in val:
+                if rank:
+                    break  # where nobody learns, it may
+        for number, x in enumerate(train):
+            if number == 1 and rank in skips:
+                continue
+            if update is None:
+                optimizer.zero_grad()
+                mean(model(x)).backward()
+                optimizer.step()
+            else:
+                with update:
+                    update.backward(model(x).square())
+
+    return raised(epoch)
+
+
+@pytest.mark.parametrize("with_update", [False, True])
+def test_a_batch_that_one_rank_skips_raises_at_the_next_backward_of_every_rank(with_update):
+    for kind, said in run_ranks(one_rank_skips_a_batch, 2, with_update, [1]):
+        assert kind is MismatchError
+        assert (
+            "optimizer steps taken, or left by an error, so far: rank 0: 1, rank 1: 1; batches: rank 0: 2, rank 1: 3"
+            in said
+        )
+
+
+def test_a_batch_that_all_ranks_skip_is_none_of_the_reducers_business():
+    assert run_ranks(one_rank_skips_a_batch, 2, False, [0, 1]) == [None, None]
+
+
 @pytest.mark.parametrize(("size", "steps"), [(2, 200), (3, 40)])
 def test_ranks_agree_to_the_bit_after_random_steps_with_random_unused_sets_and_delays(size, steps):
     first, *others = run_ranks(random_steps, size, steps, 11)

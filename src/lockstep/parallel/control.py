@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-STEPS = 4  # optimizer steps are told apart modulo this
+STEPS = 4  # optimizer steps and batches are told apart modulo this
 CARRIED = 3  # numbers that the reducer adds up over ranks for whoever takes the steps
 
 
@@ -19,7 +19,8 @@ class Control(NamedTuple):
         late: A gradient grew once more after its bucket had left.
         failed: The backward raised.
         inactive: This rank has no more data.
-        step0: An active rank has taken a number of optimizer steps that leaves this rest when divided by `STEPS`.
+        step0: An active rank has taken a number of optimizer steps and batches that leaves this rest when divided by
+            `STEPS`.
         step1: The same for the next rest.
         step2: And the next.
         step3: And the last.
@@ -68,7 +69,7 @@ def understand(words: Sequence[float]) -> Control:
 
 
 def in_step(heard: Control) -> bool:
-    """Whether all active ranks have taken the same number of optimizer steps (modulo `STEPS`).
+    """Whether all active ranks have taken the same number of optimizer steps and batches (modulo `STEPS`).
 
     Example:
         >>> rest = dict(changed=False, late=False, failed=False, inactive=False)
@@ -78,3 +79,27 @@ def in_step(heard: Control) -> bool:
         (True, False)
     """
     return sum(count > 0 for count in (heard.step0, heard.step1, heard.step2, heard.step3)) <= 1
+
+
+def explain_steps(rank: int, ranks: Sequence[int], counts: Sequence[Sequence[int]]) -> str:
+    """Say how ranks differ that are not in the same step.
+
+    Args:
+        rank: Who says so.
+        ranks: All, as numbers in the world.
+        counts: Each one's optimizer steps, and batches of a `lockstep.DataLoader`.
+
+    Example:
+        >>> explain_steps(1, [0, 1], [[7, 8], [7, 9]])[101:153]
+        'so far: rank 0: 7, rank 1: 7; batches: rank 0: 8, ra'
+    """
+    steps, batches = (
+        ", ".join(f"rank {one}: {count[column]}" for one, count in zip(ranks, counts, strict=True)) for column in (0, 1)
+    )
+    skipped = len({count[1] for count in counts}) > 1
+    return (
+        f"rank {rank}: this backward met another step's on other ranks; optimizer steps taken, or left by an error, so "
+        f"far: {steps}{f'; batches: {batches}' if skipped else ''}. Every rank must take the same steps: where one has "
+        f"no data, or skips a batch, let it call lockstep.sync_gradients(model) and the optimizer all the same"
+        f"{', or update.backward(losses) with its empty losses' if skipped else ''}."
+    )

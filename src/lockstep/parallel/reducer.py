@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lockstep.collectives.kept import engines
 from lockstep.errors import LostRankError, MismatchError, UsageError
 from lockstep.parallel.buckets import MEBIBYTE
-from lockstep.parallel.control import CARRIED, Control, as_tensor, in_step, say, understand
+from lockstep.parallel.control import CARRIED, Control, as_tensor, explain_steps, in_step, say, understand
 from lockstep.parallel.engine import NO_BACKWARD, at_the_end_of_backward, current_backward, enclosing_node
 from lockstep.parallel.layout import Layout
 from lockstep.parallel.members import Members
@@ -26,6 +26,7 @@ from lockstep.parallel.same_model import compare_structure, compare_values, desc
 from lockstep.parallel.slots import Slot
 from lockstep.parallel.sparse import average_sparse
 from lockstep.parallel.transport import Transport
+from lockstep.world import current
 
 _NEVER = NO_BACKWARD - 1  # the number of no backward
 _NOTHING_CARRIED = (0.0,) * CARRIED
@@ -69,6 +70,7 @@ class Reducer:
         self.carried: tuple[float, ...] = _NOTHING_CARRIED
         self._load: Sequence[float] | Tensor = _NOTHING_CARRIED
         self.device = device
+        self._feed = current().feed  # a rank that skips a batch trains on others than its peers from then on
         self._caps, self._ends = [int(cap * MEBIBYTE) for cap in caps], ends
         self._unsent = False
         self._sent = False  # whether this step's round has been
@@ -227,7 +229,7 @@ class Reducer:
             late=bool(self._late),
             failed=self._failed,
             inactive=self.inactive,
-            steps=self.steps,
+            steps=self.steps + self._feed.given,
         )[:-CARRIED]
         for bucket in self._layout.buckets[self._next :]:
             if silent:
@@ -250,13 +252,8 @@ class Reducer:
     def _refuse(self, heard: Control) -> None:
         """Raise, on every rank, if the ranks are not in the same step."""
         if not in_step(heard):
-            steps = self.peers.line_up(torch.tensor(self.steps, device=self.device)).tolist()
-            listed = ", ".join(f"rank {rank}: {count}" for rank, count in zip(self.peers.ranks, steps, strict=True))
-            raise MismatchError(
-                f"rank {self.peers.rank}: this backward met another step's on other ranks; optimizer steps taken, or "
-                f"left by an error, so far: {listed}. Every rank must take the same steps: where one has no data, or "
-                f"skips a batch, let it call lockstep.sync_gradients(model) and the optimizer all the same."
-            )
+            mine = torch.tensor([self.steps, self._feed.given], device=self.device)
+            raise MismatchError(explain_steps(self.peers.rank, self.peers.ranks, self.peers.line_up(mine).tolist()))
         if 0 < heard.failed < self.peers.size:
             raise LostRankError(
                 f"rank {self.peers.rank}: a backward raised on {heard.failed:g} of ranks {self.peers.ranks}, so this "

@@ -1,7 +1,10 @@
 """Where the batches come from, for parts that do not know each other: loaders tell, whoever takes steps listens."""
 
+import threading
 import weakref
 from collections.abc import Callable
+
+import torch
 
 
 class Feed:
@@ -10,6 +13,8 @@ class Feed:
     Attributes:
         current: That loader; None before the first batch. Weak, as a loader that nobody uses any more takes its workers
             with it.
+        given: How many batches loaders have given to train on: to the main thread, as a thread that draws ahead is
+            further on some ranks than on others, and with gradients.
 
     Example:
         >>> class Steps:
@@ -29,6 +34,7 @@ class Feed:
 
     def __init__(self) -> None:
         self.current: weakref.ref[object] | None = None
+        self.given = 0
         self._listeners: list[weakref.WeakMethod[Callable[[object], None]]] = []
 
     @property
@@ -39,6 +45,7 @@ class Feed:
     def gives(self, loader: object) -> None:
         """A loader is about to give a batch."""
         self.current = weakref.ref(loader)
+        self.given += torch.is_grad_enabled() and threading.current_thread() is threading.main_thread()
 
     def ended(self, loader: object) -> None:
         """A loader's epoch is over."""
