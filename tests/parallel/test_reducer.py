@@ -516,7 +516,7 @@ def random_steps(rank, steps, seed):
     return [p.detach().clone() for p in model.parameters()]
 
 
-def one_rank_skips_a_batch(rank, with_update, skips):
+def one_rank_skips_a_batch(rank, with_update, skips, which=1):
     torch.manual_seed(0)
     model = lockstep.replicate(nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -529,7 +529,7 @@ def one_rank_skips_a_batch(rank, with_update, skips):
                 if rank:
                     break  # where nobody learns, it may
         for number, x in enumerate(train):
-            if number == 1 and rank in skips:
+            if number == which and rank in skips:
                 continue
             if update is None:
                 optimizer.zero_grad()
@@ -552,8 +552,15 @@ def test_a_batch_that_one_rank_skips_raises_at_the_next_backward_of_every_rank(w
         )
 
 
-def test_a_batch_that_all_ranks_skip_is_none_of_the_reducers_business():
-    assert run_ranks(one_rank_skips_a_batch, 2, False, [0, 1]) == [None, None]
+def test_the_last_batch_of_an_epoch_that_one_rank_skips_raises_where_an_update_would_have_had_it():
+    for kind, said in run_ranks(one_rank_skips_a_batch, 2, True, [1], 2):
+        assert kind is MismatchError
+        assert "so far: rank 0: 2, rank 1: 2; batches: rank 0: 3, rank 1: 4" in said
+
+
+@pytest.mark.parametrize(("with_update", "which"), [(False, 1), (True, 1), (True, 2)])
+def test_a_batch_that_all_ranks_skip_is_none_of_the_reducers_business(with_update, which):
+    assert run_ranks(one_rank_skips_a_batch, 2, with_update, [0, 1], which) == [None, None]
 
 
 @pytest.mark.parametrize(("size", "steps"), [(2, 200), (3, 40)])

@@ -334,6 +334,13 @@ class Reducer:
         """Leave this step, which counts as one: alone, this rank must not meet the others a step later."""
         self.steps += not self._sent  # where this step's round has been, the others go on, and it is behind
 
+    def meet(self) -> None:
+        """Show the others where this rank is, without gradients: they may be in a step that it leaves out."""
+        before = self._stepped, self._sent
+        self._begin()
+        self._abandon()
+        self._stepped, self._sent = before
+
     def keep_company(self) -> None:
         """Take part in a round of the others without gradients, and take none from it."""
         self.inactive = True

@@ -39,6 +39,10 @@ class Ranks(Protocol):
         """This rank leaves the step that is being made."""
         ...
 
+    def meet(self) -> None:
+        """This rank has left out the last batch of an epoch."""
+        ...
+
     def collect(self) -> Totals:
         """See to it that gradients are those of all ranks, and give what the step amounts to."""
         ...
@@ -67,6 +71,9 @@ class Alone:
 
     def give_up(self) -> None:
         """Nobody meets it anywhere."""
+
+    def meet(self) -> None:
+        """Nobody to meet."""
 
     def collect(self) -> Totals:
         """What was announced."""
@@ -118,6 +125,10 @@ class Together:
     def give_up(self) -> None:
         """Others that do not leave it find out at their backward."""
         self._reducer.give_up()
+
+    def meet(self) -> None:
+        """Others that are in a step raise, and so does this rank."""
+        self._reducer.meet()
 
     def collect(self) -> Totals:
         """Usually there already; only a NaN costs another collective, to find out whose it is."""

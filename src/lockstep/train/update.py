@@ -114,7 +114,7 @@ class Update:
         self._weight: float | Tensor = 0.0
         self._loss: float | Tensor = 0.0
         self._feed = self._world.feed
-        self._fed_by = self._feed.current
+        self._fed_by, self._given = self._feed.current, self._feed.given
         self._feed.call_at_end(self._end_of)
 
     def __enter__(self) -> "Update":
@@ -129,6 +129,7 @@ class Update:
         if not self._micro_batches:
             self._zero_grad()  # at the start: another model's backward may have left gradients here
             self._weight, self._loss, self._fed_by = 0.0, 0.0, self._feed.current
+        self._given = self._feed.given
         if self._autocast is not None:
             self._autocast.__enter__()
         return self
@@ -204,8 +205,12 @@ class Update:
 
     def _end_of(self, loader: object) -> None:
         """A loader's epoch is over; another one's, such as the validation's, is not our end."""
-        if self._micro_batches and self._fed_by is not None and loader is self._fed_by():
+        if self._fed_by is None or loader is not self._fed_by():
+            return
+        if self._micro_batches:
             self.flush()
+        elif self._feed.given > self._given + 1:  # the end is one, too
+            self._ranks.meet()
 
     def _refuse_backward(self) -> None:
         if not self._inside:

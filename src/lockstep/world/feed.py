@@ -13,8 +13,8 @@ class Feed:
     Attributes:
         current: That loader; None before the first batch. Weak, as a loader that nobody uses any more takes its workers
             with it.
-        given: How many batches loaders have given to train on: to the main thread, as a thread that draws ahead is
-            further on some ranks than on others, and with gradients.
+        given: How many batches loaders have given to train on, and how often they came to their end. Counted where
+            gradients are on, and in the main thread: one that draws ahead is further on some ranks than on others.
 
     Example:
         >>> class Steps:
@@ -45,10 +45,11 @@ class Feed:
     def gives(self, loader: object) -> None:
         """A loader is about to give a batch."""
         self.current = weakref.ref(loader)
-        self.given += torch.is_grad_enabled() and threading.current_thread() is threading.main_thread()
+        self._count()
 
     def ended(self, loader: object) -> None:
         """A loader's epoch is over."""
+        self._count()
         for listener in self._listeners:
             call = listener()
             if call is not None:
@@ -58,3 +59,6 @@ class Feed:
         """Call a method with every loader whose epoch is over, as long as the method's object lives."""
         alive = [listener for listener in self._listeners if listener() is not None]
         self._listeners = [*alive, weakref.WeakMethod(method)]
+
+    def _count(self) -> None:
+        self.given += torch.is_grad_enabled() and threading.current_thread() is threading.main_thread()
