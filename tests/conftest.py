@@ -1,12 +1,12 @@
 import os
 import threading
-import time
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
 import ranks  # noqa: F401  (says what the server imports, before it starts)
 from hypothesis import settings
+from launching import until
 
 # Ranks take as long as the machine is busy, so no deadline. Every run draws the same examples, so that a change fails
 # for what it changed; `make soak` draws others.
@@ -46,7 +46,7 @@ def nothing_is_left_behind():
     left = traces() - before
     assert not left, f"the test left behind {sorted(left)}"
     # That of the tests that run beside this one may have a name for a moment; what this one left has it for good.
-    end = time.monotonic() + 10
-    while left := shared_memory() - memory_before:
-        assert time.monotonic() < end, f"the test left behind {sorted(left)}"
-        time.sleep(0.05)
+    until(
+        lambda: shared_memory() <= memory_before,
+        lambda: f"what the test left behind is gone: {sorted(shared_memory() - memory_before)}",
+    )

@@ -64,10 +64,10 @@ def started(folder, source, *options, **more):
 
 
 def until(condition, what):
-    """Wait for a condition; give its value."""
+    """Wait for a condition; give its value. ``what`` is a text, or gives one when it is needed."""
     end = time.monotonic() + PATIENCE
     while not (value := condition()):
-        assert time.monotonic() < end, f"not within {PATIENCE:g} s: {what}"
+        assert time.monotonic() < end, f"not within {PATIENCE:g} s: {what() if callable(what) else what}"
         time.sleep(0.02)
     return value
 

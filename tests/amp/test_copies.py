@@ -75,7 +75,7 @@ def test_weights_written_after_any_backward_are_seen():
     assert model(X).abs().max() == 0
 
 
-@pytest.mark.skipif(torch.__version__ < "2.11", reason="no copies are kept: this torch's have no gradient")
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="no half copies are kept there (amp.casting.KEEP_COPIES)")
 def test_forwards_of_one_loss_share_their_copies():
     """A model that is called at every time step must not keep a copy of its weights for each."""
     model, _ = started()

@@ -34,7 +34,7 @@ def begin(made, folder, *options, ranks=1, numbers=None):
 def seen(folder, *names):
     until(
         lambda: all((folder / name).exists() for name in names),
-        f"{names} in {sorted(path.name for path in folder.iterdir())}",
+        lambda: f"{names} in {sorted(path.name for path in folder.iterdir())}",
     )
 
 

@@ -565,16 +565,20 @@ def accumulated_with_and_without_sending(tool):
     return grads(tool, model)
 
 
+def step_of_which_one_rank_has_a_backward(tool, model, optimizer, step):
+    optimizer.zero_grad()
+    loss = tool.loss(lambda number, x: model(x).square().mean() if number == 0 else None, step)
+    if loss is not None:
+        loss.backward()
+    optimizer.step()
+
+
 @case
 def rank_without_a_backward_takes_part_in_the_step(tool):
     model = tool.wrap(Net())
     optimizer = sgd(model)
     for step in range(4):
-        optimizer.zero_grad()
-        loss = tool.loss(lambda number, x: model(x).square().mean() if number == 0 else None, step)
-        if loss is not None:
-            loss.backward()
-        optimizer.step()
+        step_of_which_one_rank_has_a_backward(tool, model, optimizer, step)
     return params(tool, model)
 
 
@@ -631,7 +635,6 @@ def lbfgs_with_a_closure(tool):
         loss.backward()
         return loss
 
-    # The last losses differ between ranks, but nothing depends on them without a line search.
     optimizer.step(closure)
     return params(tool, model)
 
@@ -677,9 +680,5 @@ def rank_without_a_backward_takes_part_in_the_first_step_of_a_new_optimizer(tool
         for _ in range(2):  # the second loss is not one to learn from, so there is no step
             optimizer.zero_grad()
             tool.loss(lambda _, x: model(x).square().mean(), step).backward()
-        optimizer.zero_grad()
-        loss = tool.loss(lambda number, x: model(x).square().mean() if number == 0 else None, step)
-        if loss is not None:
-            loss.backward()
-        optimizer.step()
+        step_of_which_one_rank_has_a_backward(tool, model, optimizer, step)
     return params(tool, model)

@@ -17,7 +17,7 @@ from lockstep.amp.policies import POLICIES, install, registered, uninstall
 
 # Up to torch 2.10, a weight that is first used without gradients (under no_grad, in a re-entrant checkpoint) gets none
 # from later uses either: autocast keeps the half copy of the first. Without copies kept, each use casts anew.
-_KEEP_COPIES = torch.__version__ >= "2.11"
+KEEP_COPIES = torch.__version__ >= "2.11"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,7 +102,7 @@ class Casts:
             torch.set_autocast_enabled(device, on)
             if on:
                 torch.set_autocast_dtype(device, self.half)
-        if not _KEEP_COPIES:
+        if not KEEP_COPIES:
             torch.set_autocast_cache_enabled(not on)
 
     def clear_cache(self) -> None:

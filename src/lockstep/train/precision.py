@@ -8,10 +8,6 @@ from torch import Tensor
 
 from lockstep.errors import UsageError
 
-# Up to torch 2.10, a weight that is first used without gradients (under no_grad, in a re-entrant checkpoint) gets none
-# from later uses either: autocast keeps the half copy of the first. Without copies kept, each use casts anew.
-_KEEP_COPIES = torch.__version__ >= "2.11"
-
 _TYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -29,7 +25,11 @@ def autocast_for(precision: str, device_type: str) -> AbstractContextManager[obj
     if precision not in _TYPES:
         raise UsageError(f"precision={precision!r} is not one that lockstep knows: write 'fp32', 'bf16' or 'fp16'.")
     dtype = _TYPES[precision]
-    return None if dtype is None else torch.autocast(device_type, dtype=dtype, cache_enabled=_KEEP_COPIES)
+    if dtype is None:
+        return None
+    from lockstep.amp.casting import KEEP_COPIES
+
+    return torch.autocast(device_type, dtype=dtype, cache_enabled=KEEP_COPIES)
 
 
 def backward_for(precision: str, device_type: str) -> Callable[[Tensor], None]:

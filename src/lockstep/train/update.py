@@ -205,12 +205,16 @@ class Update:
 
     def _end_of(self, loader: object) -> None:
         """A loader's epoch is over; another one's, such as the validation's, is not our end."""
-        if self._fed_by is None or loader is not self._fed_by():
+        if loader is not self._loader():
             return
         if self._micro_batches:
             self.flush()
         elif self._feed.given > self._given + 1:  # the end is one, too
             self._ranks.meet()
+
+    def _loader(self) -> object | None:
+        """The `lockstep.DataLoader` that feeds this step; None where it is another one, or gone."""
+        return self._fed_by() if self._fed_by is not None else None
 
     def _refuse_backward(self) -> None:
         if not self._inside:
@@ -239,7 +243,7 @@ class Update:
 
     def _warn_of_uneven_means(self) -> None:
         """Means of different numbers of samples are about to weigh the same."""
-        loader = self._fed_by() if self._fed_by is not None else None
+        loader = self._loader()
         if self._world.is_main and isinstance(loader, DataLoader) and loader.even is False:
             warnings.warn(
                 f"{self._who()}: update.backward(loss) takes a scalar as one loss, whatever it is the mean of, but the "
@@ -291,11 +295,10 @@ class Update:
     def _look_for_same_samples(self, weight: float, loss: float) -> None:
         """Nothing but a loader or sampler that knows of ranks keeps them from all training on the same samples."""
         size, mine = self._ranks.size, (float(self._weight), float(self._loss))
-        fed = self._fed_by is not None and self._fed_by() is not None
         same = all(
             math.isclose(size * own, whole, rel_tol=1e-6) for own, whole in zip(mine, (weight, loss), strict=True)
         )
-        self._all_same = self._all_same and same and loss != 0 and size > 1 and not fed
+        self._all_same = self._all_same and same and loss != 0 and size > 1 and self._loader() is None
         if self._all_same and self._world.is_main and self.step_count == _FIRST_STEPS - 1:
             warnings.warn(
                 f"{self._who()}: all ranks had the same losses in each of the first {_FIRST_STEPS} steps, so they seem "

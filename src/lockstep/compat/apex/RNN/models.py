@@ -31,9 +31,7 @@ def toRNNBackend(
     return kind(inputRNN, num_layers, dropout=dropout, batch_first=batch_first)
 
 
-def _network(
-    name: str, what: str, make_cell: Callable[[int, int, bool, int | None], RNNCell]
-) -> Callable[..., Network]:
+def _network(name: str, what: str, make_cell: MakeCell) -> Callable[..., Network]:
     """One kind of network: all have the same signature, and differ in the cell of their layers."""
 
     def make(
