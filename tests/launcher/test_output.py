@@ -253,7 +253,9 @@ def test_a_pipe_that_does_not_wait_loses_nothing(tmp_path):
 
 def test_an_error_in_no_encoding_comes_through_and_into_the_log(tmp_path):
     """A file name that is no UTF-8, for one."""
-    done = run(tmp_path, "raise ValueError('no \\udcff')", "-n", "2", "--log-dir", str(tmp_path / "logs"))
+    # The other waits to be ended: of two that fail, the later one may be ended before it has written a word.
+    source = "import os, time\nif os.environ['RANK'] == '0': raise ValueError('no \\udcff')\ntime.sleep(60)\n"
+    done = run(tmp_path, source, "-n", "2", "--log-dir", str(tmp_path / "logs"))
 
     assert done.returncode == 1
     assert "failed first: ValueError: no " in done.stderr
