@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lockstep.errors import LateRankError, LockstepError, LostRankError, MismatchError
 from lockstep.shm.agreement import describe, say_difference
@@ -49,7 +49,7 @@ class Member:
         self._calls = 0
         self._failure: LockstepError | None = None
         self._closed = threading.Lock()
-        crowded = len(names) > len(os.sched_getaffinity(0))
+        crowded = outnumber_cores(meeting.pids)
         patient = SPINS_BESIDE if crowded else SPINS
         self._spins = (SPINS_BESIDE, patient, 0, patient)  # by pace
         self._yields = (0, 0 if crowded else YIELDS, 0, 0)
@@ -212,3 +212,21 @@ class Member:
 
     def _name(self, rank: int) -> str:
         return f"rank {self._names[rank]} (pid {self.pids[rank]})" if rank >= 0 else "any rank"
+
+
+def outnumber_cores(pids: Sequence[int]) -> bool:
+    """Whether this process and those of ``pids`` that may run on its cores are more than the cores they have together.
+
+    Each looks at its own alone, so that ranks with a core of their own, as a launcher gives them, are not taken for
+    many on one.
+    """
+    mine = os.sched_getaffinity(0)
+    near = [cores for pid in pids if (cores := _cores_of(pid)) & mine]
+    return len(near) > len(set().union(*near))
+
+
+def _cores_of(pid: int) -> set[int]:
+    try:
+        return os.sched_getaffinity(pid)
+    except OSError:  # it has ended, or another user's
+        return set()
