@@ -151,3 +151,17 @@ def test_a_process_that_the_script_forks_is_no_rank(tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split("\n")) == ["", "2", "[rank 1] 2", "[rank 1] child", "child"]
+
+
+def test_the_command_runs_as_a_module_of_the_package(tmp_path):
+    (tmp_path / "train.py").write_text("import os, sys\nprint(os.environ['WORLD_SIZE'], sys.argv[1:])\n")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", "run", "-n", "1", "train.py", "--lr", "0.1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+
+    assert done.stdout == "1 ['--lr', '0.1']\n", done.stderr
