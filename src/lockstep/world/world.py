@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from lockstep.errors import MismatchError
 from lockstep.world import group, seeds
+from lockstep.world.allocator import keep_freed_memory
 from lockstep.world.device import claim_device
 from lockstep.world.feed import Feed
 from lockstep.world.place import Place, find_place
@@ -134,6 +135,8 @@ def init(
     if adopted:
         place = place_in_group(place)
     chosen = claim_device(device, place)
+    if chosen.type == "cpu":
+        keep_freed_memory()
     note = ""
     if place.size > 1 and not adopted:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
