@@ -673,6 +673,24 @@ def sparse_embedding_frozen_and_unfrozen(tool):
 
 
 @case
+def unfrozen_under_no_sync_and_frozen_before_the_step(tool):
+    model = Net()
+    model.b.requires_grad_(False)
+    model = tool.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        if step == 1:
+            tool.inner(model).b.requires_grad_(True)
+            with tool.no_sync(model):
+                tool.loss(lambda _, x: model(x).square().mean(), step).backward()
+            tool.inner(model).b.requires_grad_(False)
+        tool.loss(lambda _, x: model(x).square().mean(), step).backward()
+        optimizer.step()
+    return params(tool, model)
+
+
+@case
 def rank_without_a_backward_takes_part_in_the_first_step_of_a_new_optimizer(tool):
     model = tool.wrap(Net())
     for step in range(4):

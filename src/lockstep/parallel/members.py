@@ -52,13 +52,13 @@ class Members:
             del self._slots[id(gone.param)]
         found = []
         for name, param in named.items():
-            if param.requires_grad:
-                slot = self._slots[id(param)]
+            slot = self._slots.get(id(param))
+            if slot is not None and slot.trained():
                 slot.name, slot.sparse = name, id(param) in sparse
                 found.append(slot)
-            elif id(param) in self._slots:
+            elif slot is not None:
                 # It lies in no layout from here on: unfrozen, it is noticed as a new one.
-                self._slots[id(param)].bucket, self._slots[id(param)].sparse = None, False
+                slot.bucket, slot.sparse = None, False
         self.changed = False
         return found
 
@@ -102,7 +102,7 @@ class Members:
         module = self._module()
         if module is None:
             return False
-        return any(not slot.param.requires_grad or lookup(module, slot.name) is not slot.param for slot in slots)
+        return any(not slot.trained() or lookup(module, slot.name) is not slot.param for slot in slots)
 
 
 def lookup(module: nn.Module, name: str) -> object:

@@ -132,7 +132,7 @@ class Reducer:
 
     def _keep(self, slot: Slot) -> None:
         """A gradient that is not to be sent now."""
-        self._unsent = True
+        self._unsent = slot.unsent = True
         if slot.bucket is None:
             self.members.changed |= not slot.sparse  # as in `_note`
         elif self._layout.has_place(slot):
@@ -288,6 +288,9 @@ class Reducer:
 
     def _close(self) -> None:
         self._restart()
+        if self._unsent:
+            for slot in self._layout.slots:
+                slot.unsent = False
         self._open = self._unsent = self._graphs = False
         self._sent = True
         self._load = _NOTHING_CARRIED

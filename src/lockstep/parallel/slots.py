@@ -29,6 +29,7 @@ class Slot:
         sparse: Whether its module says that its gradients are sparse.
         times: What its gradient was multiplied by at the end of the last round.
         compared: Whether it is known to have had the same values on all ranks.
+        unsent: Whether a backward without communication gave it a gradient since the last round.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class Slot:
         "sparse",
         "taken",
         "times",
+        "unsent",
     )
 
     def __init__(self, name: str, param: nn.Parameter) -> None:
@@ -54,8 +56,12 @@ class Slot:
         self.bucket: Bucket | None = None
         self.number, self.place, self.fired, self.expected = 0, 0, 0, 1
         self.graph: Tensor | None = None
-        self.large = self.taken = self.sparse = self.compared = False
+        self.large = self.taken = self.sparse = self.compared = self.unsent = False
         self.times = 1.0
+
+    def trained(self) -> bool:
+        """Whether there is a gradient to come or to be sent: one that was frozen since has its last one still."""
+        return self.param.requires_grad or self.unsent
 
 
 @contextmanager
