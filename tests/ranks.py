@@ -28,7 +28,10 @@ def run_ranks(function, world_size, *args, backend="gloo", timeout=60.0):
                 processes[-1].start()
                 there.close()
                 ends[here] = rank
-            return _collect(ends, processes, timeout)
+            results = _collect(ends, processes, timeout)
+            for process in processes:
+                process.join(30.0)  # killed now, it would leave the names of a data loader's semaphores behind
+            return results
         finally:
             for process in processes:
                 process.kill()
