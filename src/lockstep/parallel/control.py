@@ -24,6 +24,9 @@ class Control(NamedTuple):
         step1: The same for the next rest.
         step2: And the next.
         step3: And the last.
+        rated: Since the last round an optimizer step was made, of all parameters.
+        rates: The fingerprint of its learning rates.
+        squared_rates: The square of that.
         carried0: Whatever `Reducer.carry` was given.
         carried1: Its second number.
         carried2: Its third.
@@ -37,6 +40,9 @@ class Control(NamedTuple):
     step1: float
     step2: float
     step3: float
+    rated: float = 0.0
+    rates: float = 0.0
+    squared_rates: float = 0.0
     carried0: float = 0.0
     carried1: float = 0.0
     carried2: float = 0.0
@@ -47,14 +53,16 @@ class Control(NamedTuple):
         return self[-CARRIED:]
 
 
-WORDS = 4 + STEPS + CARRIED
+WORDS = 4 + STEPS + 3 + CARRIED
 
 
-def say(*, changed: bool, late: bool, failed: bool, inactive: bool, steps: int) -> Control:
-    """Put a rank's state into words; a rank that is not active has no step of its own."""
+def say(*, changed: bool, late: bool, failed: bool, inactive: bool, steps: int, rates: int | None = None) -> Control:
+    """Put a rank's state into words; one that is not active has no step of its own, and ``rates`` may be None."""
     one_hot = [0.0] * STEPS
     one_hot[steps % STEPS] = float(not inactive)
-    return Control(float(changed), float(late), float(failed), float(inactive), *one_hot)
+    rated, rate = float(rates is not None), float(rates or 0)
+    own = (float(changed), float(late), float(failed), float(inactive), *one_hot, rated, rate, rate * rate)
+    return Control._make((*own, *(0.0,) * CARRIED))
 
 
 @lru_cache(maxsize=8)  # the same few words come again and again, and a tensor costs more to make than to copy
@@ -79,27 +87,3 @@ def in_step(heard: Control) -> bool:
         (True, False)
     """
     return sum(count > 0 for count in (heard.step0, heard.step1, heard.step2, heard.step3)) <= 1
-
-
-def explain_steps(rank: int, ranks: Sequence[int], counts: Sequence[Sequence[int]]) -> str:
-    """Say how ranks differ that are not in the same step.
-
-    Args:
-        rank: Who says so.
-        ranks: All, as numbers in the world.
-        counts: Each one's optimizer steps, and batches of a `lockstep.DataLoader`.
-
-    Example:
-        >>> explain_steps(1, [0, 1], [[7, 8], [7, 9]])[101:153]
-        'so far: rank 0: 7, rank 1: 7; batches: rank 0: 8, ra'
-    """
-    steps, batches = (
-        ", ".join(f"rank {one}: {count[column]}" for one, count in zip(ranks, counts, strict=True)) for column in (0, 1)
-    )
-    skipped = len({count[1] for count in counts}) > 1
-    return (
-        f"rank {rank}: this backward met another step's on other ranks; optimizer steps taken, or left by an error, so "
-        f"far: {steps}{f'; batches: {batches}' if skipped else ''}. Every rank must take the same steps: where one has "
-        f"no data, or skips a batch, let it call lockstep.sync_gradients(model) and the optimizer all the same"
-        f"{', or update.backward(losses) with its empty losses' if skipped else ''}."
-    )

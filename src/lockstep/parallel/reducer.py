@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.collectives.kept import engines
-from lockstep.errors import LostRankError, MismatchError, UsageError
+from lockstep.errors import UsageError
 from lockstep.parallel.buckets import MEBIBYTE
-from lockstep.parallel.control import CARRIED, Control, as_tensor, explain_steps, in_step, say, understand
+from lockstep.parallel.control import CARRIED, Control, as_tensor, say, understand
+from lockstep.parallel.disagreement import refuse_disagreement
 from lockstep.parallel.engine import NO_BACKWARD, at_the_end_of_backward, current_backward, enclosing_node
 from lockstep.parallel.layout import Layout
 from lockstep.parallel.members import Members
 from lockstep.parallel.peers import Peers
+from lockstep.parallel.rates import fingerprint
 from lockstep.parallel.same_model import compare_structure, compare_values, describe
 from lockstep.parallel.slots import Slot
 from lockstep.parallel.sparse import average_sparse
@@ -75,6 +77,7 @@ class Reducer:
         self._unsent = False
         self._sent = False  # whether this step's round has been
         self._stepped: set[int] | None = None  # what was stepped since the last round; None before the first one
+        self._rates: list[float] = []  # of the steps since then
         self._handed: Slot | None = None  # one that had a gradient in the last round
         self._tasks: set[int] = set()  # the backward that is running, and those nested in it
         self._fast = _NEVER  # the backward whose gradients take the short way
@@ -192,7 +195,7 @@ class Reducer:
         for bucket in self._layout.buckets:
             self.transport.receive(bucket)
         heard = understand(self._layout.buckets[-1].words.tolist())
-        self._refuse(heard)
+        refuse_disagreement(heard, self.peers, self.device, self.steps, self._feed.given, self._rates)
         if not silent:
             extras = [(slot, slot.param.grad) for slot in self._late if slot.param.grad is not None]
             for bucket in self._layout.buckets:
@@ -230,6 +233,7 @@ class Reducer:
             failed=self._failed,
             inactive=self.inactive,
             steps=self.steps + self._feed.given,
+            rates=fingerprint(self._rates, self.steps) if self._stepped_all() else None,
         )[:-CARRIED]
         for bucket in self._layout.buckets[self._next :]:
             if silent:
@@ -249,17 +253,9 @@ class Reducer:
             words = (*words, *self._load)
         into.copy_(as_tensor(words, into.dtype))
 
-    def _refuse(self, heard: Control) -> None:
-        """Raise, on every rank, if the ranks are not in the same step."""
-        if not in_step(heard):
-            mine = torch.tensor([self.steps, self._feed.given], device=self.device)
-            raise MismatchError(explain_steps(self.peers.rank, self.peers.ranks, self.peers.line_up(mine).tolist()))
-        if 0 < heard.failed < self.peers.size:
-            raise LostRankError(
-                f"rank {self.peers.rank}: a backward raised on {heard.failed:g} of ranks {self.peers.ranks}, so this "
-                f"step's gradients are not complete on any. Look for that rank's own error; if it was caught, skip "
-                "the step on every rank."
-            )
+    def _stepped_all(self) -> bool:
+        """Whether all parameters were stepped since the last round: not by optimizers that have a part on each rank."""
+        return self._stepped is not None and len(self._stepped) >= len(self._layout.slots)
 
     def _learn(self) -> None:
         """Expect the same of the next round; once, agree on the order in which gradients came on the first rank."""
@@ -295,7 +291,7 @@ class Reducer:
         self._sent = True
         self._load = _NOTHING_CARRIED
         self._fast = _NEVER
-        self._tasks, self._stepped = set(), set()
+        self._tasks, self._stepped, self._rates = set(), set(), []
         self._handed = next((slot for slot in self._layout.dense if slot.param.grad is not None), None)
 
     def _abandon(self) -> None:
@@ -358,8 +354,8 @@ class Reducer:
         self.transport = transport
         self._layout.build(transport)
 
-    def before_step(self, params: Sequence[Tensor], has_closure: bool) -> None:
-        """An optimizer is about to use the gradients of ``params``: average them, if they are not."""
+    def before_step(self, params: Sequence[Tensor], has_closure: bool, rates: Sequence[float] = ()) -> None:
+        """An optimizer is about to use the gradients of ``params``, at these ``rates``: average what is not yet."""
         if self._open:
             self._refuse_open_round()
         if self._unsent or (not has_closure and self._begins_with(params)):
@@ -367,6 +363,7 @@ class Reducer:
             self._finish()
         if self._stepped is not None:
             self._stepped.update(map(id, params))
+            self._rates.extend(rates)
         self._sent = False
         self.steps += 1
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from lockstep.parallel.rates import rates_of
+
 if TYPE_CHECKING:
     from lockstep.parallel.peers import Peers
     from lockstep.parallel.reducer import Reducer
@@ -34,7 +36,7 @@ def follow_optimizers(reducers: "Mapping[Any, Reducer]") -> None:
             if not mine:
                 strangers.add(optimizer)
         for reducer in mine:
-            reducer.before_step(params, has_closure)
+            reducer.before_step(params, has_closure, rates_of(optimizer.param_groups))
         if mine and isinstance(optimizer, torch.optim.LBFGS):
             return with_mean_loss(args, kwargs, mine[0].peers)
         return None
