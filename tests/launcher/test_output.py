@@ -260,3 +260,12 @@ def test_an_error_in_no_encoding_comes_through_and_into_the_log(tmp_path):
     assert done.returncode == 1
     assert "failed first: ValueError: no " in done.stderr
     assert "ValueError: no \\udcff" in (tmp_path / "logs" / "rank0.log").read_text()
+
+
+def test_a_log_folder_that_cannot_be_made_is_said_in_a_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    done = run(tmp_path, "print('began')", "-n", "2", "--log-dir", str(tmp_path / "file" / "logs"))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"lockstep: --log-dir {tmp_path / 'file' / 'logs'}: ")
+    assert "cannot be written (not a directory)" in done.stderr

@@ -53,18 +53,18 @@ def run(plan: LaunchPlan, job: Callable[[], None]) -> LastWord:
     """Run a job on every rank of the plan; what is said of its end is not printed yet."""
     count = len(plan.seats)
     descriptors.fill_closed()
+    alone = plan.one_node and count == 1 and not plan.log_dir
     try:
         descriptors.make_room(count)
+        output = Output(
+            count,
+            owner=plan.debug or 0,
+            direct=alone or plan.debug is not None,
+            host="" if plan.one_node else f"{socket.gethostname()} ",
+            log_dir=plan.log_dir,
+        )
     except UsageError as error:
         return LastWord(2, -1, f"lockstep: {error}\n")
-    alone = plan.one_node and count == 1 and not plan.log_dir
-    output = Output(
-        count,
-        owner=plan.debug or 0,
-        direct=alone or plan.debug is not None,
-        host="" if plan.one_node else f"{socket.gethostname()} ",
-        log_dir=plan.log_dir,
-    )
     asked = range(count) if plan.stall else ()
     ends = Ends(_pipe(), _pipe(), [_pipe() for _ in range(count)], [_pipe() for _ in asked], [_pipe() for _ in asked])
     ignored = frozenset(number for number in PASSED_ON if signal.getsignal(number) == signal.SIG_IGN)

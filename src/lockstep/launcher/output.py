@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lockstep.errors import UsageError
 from lockstep.launcher.screen import Screen
 
 _PATIENCE = 1.0
@@ -178,8 +179,14 @@ def _same(a: int, b: int) -> bool:
 def _open_logs(folder: str, name: str, ranks: int) -> dict[int, Any]:
     if not folder:
         return {}
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return {rank: (Path(folder) / f"{name}{rank}.log").open("ab", buffering=0) for rank in range(ranks)}
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return {rank: (Path(folder) / f"{name}{rank}.log").open("ab", buffering=0) for rank in range(ranks)}
+    except OSError as error:
+        raise UsageError(
+            f"--log-dir {folder}: {error.filename} cannot be written ({os.strerror(error.errno or 0).lower()}). Name a "
+            f"folder that can be made or is there, and that you may write to."
+        ) from None
 
 
 def _terminal_like(real: int) -> tuple[int, int]:
