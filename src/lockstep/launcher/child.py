@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn
 
 from lockstep.launcher import orphans, reports
+from lockstep.launcher.hush import speak
 from lockstep.launcher.plan import LaunchPlan, Rehearsal, Seat
 
 # What multiprocessing takes a main process for: this module is imported before a process that it starts gets its task.
@@ -73,6 +74,7 @@ def be_a_rank(start: Start) -> None:
         _take_signals(start)
         orphans.die_with(start.agent)
         _take_streams(start, local_rank)
+        speak()
         os.environ.update(seat.environment)
         if ROUND in os.environ:  # a node that replaces another has not seen the starts before
             os.environ["TORCHELASTIC_RESTART_COUNT"] = os.environ.pop(ROUND)
