@@ -5,14 +5,14 @@ import errno
 import pytest
 
 from lockstep.errors import UsageError
-from lockstep.launcher import cards, network
+from lockstep.launcher import cards, elastic, network
 from lockstep.launcher.cards import Card
 from lockstep.launcher.link import Link
 from lockstep.launcher.plan import Machine, Meeting, Wish, make_plan
 
 INTERFACES = {"lo": ("127.0.0.1", "::1"), "eth0": ("10.0.0.2", "fd00::2"), "ib0": ("10.1.0.2",), "tun0": ()}
 LINK = Link("a", "10.0.0.1", 29500, "10.0.0.2", "eth0", is_here=False)
-CARD = Card("a", 7, "1.0", "2.13.0", 2, "2", "10.0.0.1", 4000, "eth0", 0)
+CARD = Card("a", 7, "1.0", "2.13.0", 2, "2", "10.0.0.1", 4000, "eth0", 0, "2")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,7 @@ def test_an_endpoint_without_a_port_number_is_refused(endpoint):
         ({"torch": "2.12.0"}, "node 0 (a) has torch 2.13.0, node 1 (b) has torch 2.12.0."),
         ({"lockstep": "0.9"}, "node 1 (b) has lockstep 0.9."),
         ({"restarts": 2}, "--max-restarts 0, node 1 (b) has 2"),
+        ({"nodes": "3"}, "node 0 (a) has --nnodes 2, node 1 (b) has --nnodes 3."),
     ],
 )
 def test_what_does_not_fit_between_nodes(other, words):
@@ -120,6 +121,21 @@ def test_what_does_not_fit_between_nodes(other, words):
 
     assert words in said
     assert bool(said) == bool(words)
+
+
+def test_what_does_not_fit_is_seen_before_all_have_come():
+    assert "node 2 (b) has lockstep 0.9." in cards.disagreement([CARD, None, CARD._replace(host="b", lockstep="0.9")])
+
+
+def test_a_time_that_is_no_number_is_refused():
+    with pytest.raises(UsageError, match="--rdzv-conf timeout=3s: write a number of seconds"):
+        network.patience(Meeting("static", "a:1", "", {"timeout": "3s"}))
+
+
+def test_a_backend_that_torch_does_not_have_is_refused():
+    link = Link("a", "127.0.0.1", 1, "127.0.0.1", "lo", is_here=True)
+    with pytest.raises(UsageError, match="--rdzv-backend c10 cannot be used: "):
+        elastic.join(Meeting("c10", "a:1", "", {}), link, 0)
 
 
 def test_the_nodes_that_are_missing_are_named():

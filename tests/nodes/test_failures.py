@@ -25,6 +25,19 @@ except lockstep.LockstepError as error:
 print([world.rank, world.size, starts], flush=True)
 """
 
+# Alone it waits for another node to come; with one it adds up and ends.
+JOIN = """
+import os, sys, time, pathlib, torch, torch.distributed as dist, lockstep
+
+{init}
+if os.environ["WORLD_SIZE"] == "1":
+    (pathlib.Path(sys.argv[1]) / "alone").touch()
+    time.sleep(1000)
+x = torch.ones(1)
+dist.all_reduce(x)
+print([os.environ["RANK"], x.item(), os.environ["TORCHELASTIC_RESTART_COUNT"]], flush=True)
+"""
+
 
 def begin(made, folder, *options, ranks=1, numbers=None):
     where = ("-n", ranks, "--nnodes", len(made), "--master-addr", made[0].address, *options)
@@ -75,6 +88,23 @@ def test_a_node_that_was_killed_is_replaced(tmp_path):
 
     assert [code for code, _, _ in found] == [0, 0], errors(found)
     assert [out.splitlines()[-1] for _, out, _ in found] == ["[0, 2, 1]", "[1, 2, 1]"]
+
+
+@pytest.mark.parametrize(
+    "init", ["lockstep.init()", pytest.param('dist.init_process_group("gloo")', marks=SOAK)], ids=["lockstep", "gloo"]
+)
+def test_a_node_that_comes_late_joins_an_elastic_run(tmp_path, init):
+    """Torch tells the address of the ranks' store once: a later node waited for it in vain, and all for that node."""
+    with nodes(2) as made:
+        options = ("-n", 1, "--nnodes", "1:2", "--rdzv-backend", "c10d", "--max-restarts", "3")
+        where = ("--rdzv-endpoint", f"{made[0].address}:29400", "--rdzv-conf", "last_call_timeout=1")
+        started = [made[0].lockstep(JOIN.format(init=init), *options, *where, arguments=(tmp_path,))]
+        seen(tmp_path, "alone")
+        started.append(made[1].lockstep(JOIN.format(init=init), *options, *where, arguments=(tmp_path,)))
+        found = results(started)
+
+    assert [code for code, _, _ in found] == [0, 0], errors(found)
+    assert sorted(out.splitlines()[-1] for _, out, _ in found) == ["['0', 2.0, '1']", "['1', 2.0, '1']"]
 
 
 @SOAK

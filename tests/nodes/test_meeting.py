@@ -188,3 +188,92 @@ def test_two_launchers_with_one_number():
     assert [code for code, _, _ in found] == [2, 2, 2], found
     assert sum(line.startswith("lockstep: node 1 is there already: ") for line in said) == 1, said
     assert said[0].startswith("lockstep: node 2 of 3 did not come within 6 s; ")
+
+
+@SOAK
+def test_node_0_that_is_not_where_others_look_for_it_says_so():
+    """What is left out most often: --node-rank, without which each node is node 0."""
+    with nodes(2) as made:
+        alike = ("-n", "1", "--nnodes", "2", "--master-addr", made[0].address)
+        found = results([node.lockstep(TELL, *alike) for node in made])
+
+    assert [code for code, _, _ in found] == [2, 2]
+    late = "lockstep: node 1 of 2 did not come within 30 s"
+    (first,), (second,) = (ours(err) for _, _, err in found)
+    assert first.startswith(f"{late}; node 0 ({made[0].name}) came. ")
+    assert second.startswith(
+        f"{late}: this launcher is node 0, but {made[0].address} is no address of this machine, and the others look "
+        f"for node 0 there. Write --node-rank on every node"
+    )
+
+
+@pytest.mark.parametrize("numbers", [(2, 3), pytest.param((3, 2), marks=SOAK)], ids=str)
+def test_other_numbers_of_nodes_are_said_though_one_waits_for_more(numbers):
+    with nodes(2) as made:
+        found = results(
+            [node.lockstep(TELL, "-n", "1", *static(made, k, size=numbers[k])) for k, node in enumerate(made)]
+        )
+
+    assert [code for code, _, _ in found] == [2, 2]
+    for _, _, err in found:
+        (line,) = ours(err)
+        assert line == (
+            f"lockstep: node 0 ({made[0].name}) has --nnodes {numbers[0]}, node 1 ({made[1].name}) has --nnodes "
+            f"{numbers[1]}. Write the same on every node."
+        )
+
+
+@SOAK
+@pytest.mark.parametrize("elastic", [False, True], ids=["static", "c10d"])
+def test_a_server_of_another_kind_at_the_port(elastic):
+    """It takes the connection and says nothing that a store would."""
+    web = [sys.executable, "-m", "http.server", "29400", "--bind", "0.0.0.0"]
+    with nodes(2) as made:
+        made[0].start(*web)
+        where = ("--nnodes", "2", "--rdzv-endpoint", f"{made[0].address}:29400", "--node-rank", "1")
+        where += ("--rdzv-backend", "c10d") * elastic
+        ((code, _, err),) = results([made[1].lockstep(TELL, "-n", "1", *where)])
+
+    assert code == 2
+    (line,) = ours(err)
+    option = "--rdzv-endpoint" if elastic else "--master-port"
+    assert f"on eth0: something else than lockstep answers there. Choose another port with {option}, " in line
+
+
+@SOAK
+def test_a_cable_that_is_out_from_the_beginning():
+    with nodes(2) as made:
+        made[1].unplug()
+        ((code, _, err),) = results([made[1].lockstep(TELL, "-n", "1", *static(made, 1), *QUICK)])
+
+    assert code == 2
+    assert f"from {made[1].address} on eth0: eth0 is down: its cable or the switch behind it" in ours(err)[-1]
+
+
+@SOAK
+def test_an_elastic_node_that_others_do_not_reach():
+    with nodes(2) as made:
+        made[1].ip("link", "add", "dead0", "type", "veth", "peer", "name", "dead1")
+        made[1].ip("addr", "add", "10.99.0.2/24", "dev", "dead0")
+        made[1].ip("link", "set", "dead0", "up")
+        made[1].ip("link", "set", "dead1", "up")
+        where = ("-n", "1", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{made[0].address}:29400")
+        node0 = made[0].lockstep(TELL, *where)
+        node1 = made[1].lockstep(TELL, *where, env={"GLOO_SOCKET_IFNAME": "dead0"})
+        found = results([node0, node1])
+
+    assert [code for code, _, _ in found] == [2, 2]
+    said = {ours(err)[-1] for _, _, err in found}
+    assert len(said) == 1
+    assert f"({made[1].name}) at 10.99.0.2 on dead0: " in said.pop()
+
+
+def test_nothing_but_sentences_where_a_connection_ends():
+    """Torch's C++ wrote its frames for each, also where all had gone well and node 0 was the first to leave."""
+    leave = TELL + "os.environ['GROUP_RANK'] == '1' and __import__('time').sleep(0.5)\n"
+    with nodes(2) as made:
+        found = results([node.lockstep(leave, "-n", "1", *static(made, k, size=2)) for k, node in enumerate(made)])
+        ((_, _, lost),) = results([made[1].lockstep(TELL, "-n", "1", *static(made, 1), *QUICK)])
+
+    for err in (lost, *(err for _, _, err in found)):
+        assert all(line.startswith("lockstep: ") for line in err.splitlines()), err

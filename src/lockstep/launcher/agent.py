@@ -26,9 +26,10 @@ from lockstep.launcher import orphans
 from lockstep.launcher.cards import Card
 from lockstep.launcher.child import Start, be_a_rank
 from lockstep.launcher.elastic import Torchs
+from lockstep.launcher.hush import hush
 from lockstep.launcher.link import Link
 from lockstep.launcher.nodes import Nodes
-from lockstep.launcher.plan import LaunchPlan, Meeting
+from lockstep.launcher.plan import LaunchPlan, Meeting, show_nodes
 
 _ADDRESS = "127.0.0.1"
 _LOOK_EVERY = 0.03  # seconds between the agent's looks at its ranks
@@ -197,6 +198,7 @@ def describe_node(plan: LaunchPlan, link: Link) -> Card:
         port=0,
         interface=link.interface,
         restarts=plan.max_restarts,
+        nodes=show_nodes(plan.meeting),
     )
 
 
@@ -222,6 +224,7 @@ def run(
     """
     if "LOGLEVEL" not in os.environ:  # torch's own name for: I want to read its logs
         logging.disable(logging.CRITICAL)
+    hush()
     pids: set[int] = set()
 
     def reap() -> None:

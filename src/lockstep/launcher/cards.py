@@ -19,6 +19,8 @@ class Card(NamedTuple):
         port: Where it listens for its neighbour's trial.
         interface: The interface with that address.
         restarts: ``--max-restarts``.
+        nodes: ``--nnodes``.
+        start: How often the ranks were started, as far as this node has seen.
     """
 
     host: str
@@ -31,6 +33,8 @@ class Card(NamedTuple):
     port: int
     interface: str
     restarts: int
+    nodes: str = ""
+    start: int = 0
 
     def write(self) -> str:
         """As text for the store."""
@@ -49,8 +53,8 @@ def read(text: str | bytes) -> Card:
     return usual._replace(**{field: values[field] for field in Card._fields if field in values})
 
 
-def disagreement(cards: Sequence[Card]) -> str:
-    """What does not fit between nodes; empty if all does.
+def disagreement(cards: Sequence[Card | None]) -> str:
+    """What does not fit between nodes; empty if all does that have come.
 
     Different numbers of ranks are meant where every node was given its number, and a mistake where one was counted: a
     node that has lost a GPU, most often.
@@ -64,29 +68,36 @@ def disagreement(cards: Sequence[Card]) -> str:
         >>> disagreement([a._replace(wanted="4"), a._replace(ranks=3, wanted="3")])
         ''
     """
+    came = [(node, card) for node, card in enumerate(cards) if card is not None]
+    return next(filter(None, (_between(*came[0], *other, came) for other in came[1:])), "")
+
+
+def _between(first: int, a: Card, node: int, b: Card, came: Sequence[tuple[int, Card]]) -> str:
+    """What does not fit between two nodes."""
+    here, there = f"node {first} ({a.host})", f"node {node} ({b.host})"
     for what in ("lockstep", "torch"):
-        for node, card in enumerate(cards):
-            if getattr(card, what) != getattr(cards[0], what):
-                first = f"node 0 ({cards[0].host}) has {what} {getattr(cards[0], what)}"
-                other = f"node {node} ({card.host}) has {what} {getattr(card, what)}"
-                return f"{first}, {other}. Install the same on every node."
-    for node, card in enumerate(cards):
-        if card.ranks != cards[0].ranks and not all(one.wanted.isdecimal() for one in cards):
+        if getattr(a, what) != getattr(b, what):
             return (
-                f"node 0 ({cards[0].host}) starts {cards[0].ranks} ranks, node {node} ({card.host}) {card.ranks}, and "
-                f"nobody wrote these numbers. If a device is missing, look for it; if it is meant so, write -n with a "
-                f"number on every node."
+                f"{here} has {what} {getattr(a, what)}, {there} has {what} {getattr(b, what)}. Install the same on "
+                f"every node."
             )
-        if card.restarts != cards[0].restarts:
-            return (
-                f"node 0 ({cards[0].host}) has --max-restarts {cards[0].restarts}, node {node} ({card.host}) has "
-                f"{card.restarts}: they would not start again together. Write the same on every node."
-            )
+    if a.nodes != b.nodes:
+        return f"{here} has --nnodes {a.nodes}, {there} has --nnodes {b.nodes}. Write the same on every node."
+    if a.ranks != b.ranks and not all(card.wanted.isdecimal() for _, card in came):
+        return (
+            f"{here} starts {a.ranks} ranks, {there} {b.ranks}, and nobody wrote these numbers. If a device is "
+            f"missing, look for it; if it is meant so, write -n with a number on every node."
+        )
+    if a.restarts != b.restarts:
+        return (
+            f"{here} has --max-restarts {a.restarts}, {there} has {b.restarts}: they would not start again together. "
+            f"Write the same on every node."
+        )
     return ""
 
 
-def missing(came: Sequence[Card | None], seconds: float) -> str:
-    """Say which nodes did not come.
+def missing(came: Sequence[Card | None], seconds: float, why: str = "") -> str:
+    """Say which nodes did not come, and why, if that is known.
 
     Example:
         >>> a = Card("a", 1, "1.0", "2.13.0", 4, "auto", "", 0, "", 0)
@@ -96,6 +107,8 @@ def missing(came: Sequence[Card | None], seconds: float) -> str:
     away = [node for node, card in enumerate(came) if card is None]
     here = ", ".join(f"node {node} ({card.host})" for node, card in enumerate(came) if card is not None)
     names = f"node{'s' * (len(away) > 1)} {' and '.join(map(str, away))} of {len(came)}"
+    if why:
+        return f"{names} did not come within {seconds:g} s: {why}"
     return (
         f"{names} did not come within {seconds:g} s; {here} came. Start `lockstep run` there too, with its own "
         f"--node-rank; if it was started, look for its own message. Longer: --rdzv-conf timeout=SECONDS."

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 
 from lockstep.errors import UsageError
+from lockstep.launcher.cards import Card
 from lockstep.launcher.link import INTERFACE_VARIABLES, Link
 from lockstep.launcher.plan import Choice, LaunchPlan, Meeting
 
@@ -16,6 +17,7 @@ PATIENCE = 30.0
 RETURN_PATIENCE = 600.0
 """The same when a run starts again: a node may have to be replaced, or a cable to be put back."""
 _NAME_PATIENCE = 10.0  # a name may appear a little after the machine that has it
+STRANGER = "something else than lockstep answers there"
 
 Interfaces = Mapping[str, tuple[str, ...]]
 """The addresses of every interface that is up."""
@@ -28,8 +30,12 @@ def patience(meeting: Meeting, first: bool = True) -> float:
         >>> patience(Meeting("static", "a:1", "", {"timeout": 5})), patience(Meeting("static", "a:1", "", {}))
         (5.0, 30.0)
     """
-    own = meeting.settings.get("timeout", meeting.settings.get("join_timeout"))
-    return float(own) if own is not None else PATIENCE if first else RETURN_PATIENCE
+    key = "timeout" if "timeout" in meeting.settings else "join_timeout"
+    own = meeting.settings.get(key)
+    try:
+        return float(own) if own is not None else PATIENCE if first else RETURN_PATIENCE
+    except ValueError:
+        raise UsageError(f"--rdzv-conf {key}={own}: write a number of seconds, such as {key}=300.") from None
 
 
 def read_endpoint(endpoint: str) -> tuple[str, int]:
@@ -64,7 +70,8 @@ def find(meeting: Meeting, environ: Mapping[str, str]) -> Link:
     interfaces = look()
     local = meeting.local_addr and resolve(meeting.local_addr, 0, _NAME_PATIENCE)
     local = local or source(address, port, host)
-    link = Link(host, address, port, local, interface_of(local, interfaces), is_here(address, interfaces))
+    interface = interface_of(local, interfaces) or interface_of(local, look(down=True))
+    link = Link(host, address, port, local, interface, is_here(address, interfaces))
     wanted = environ.get(INTERFACE_VARIABLES[0], "")
     if sentence := wrong_interface(wanted, link, interfaces):
         raise UsageError(sentence)
@@ -74,8 +81,8 @@ def find(meeting: Meeting, environ: Mapping[str, str]) -> Link:
     return link
 
 
-def look() -> dict[str, tuple[str, ...]]:
-    """The interfaces that are up, with their addresses."""
+def look(*, down: bool = False) -> dict[str, tuple[str, ...]]:
+    """The interfaces that are up, with their addresses; with ``down`` also those that are not, or have no carrier."""
     import psutil  # type: ignore[import-untyped]
 
     states = psutil.net_if_stats()
@@ -83,7 +90,7 @@ def look() -> dict[str, tuple[str, ...]]:
     return {
         name: tuple(entry.address.partition("%")[0] for entry in entries if entry.family in families)
         for name, entries in psutil.net_if_addrs().items()
-        if name not in states or states[name].isup
+        if down or name not in states or states[name].isup
     }
 
 
@@ -240,20 +247,60 @@ def obstacle(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def no_way(link: Link, what: str, seconds: float) -> str:
-    """What to say if node 0 could not be reached.
+def obstacle_on(link: Link, seconds: float) -> str:
+    """What keeps this node from node 0, after it was tried for so long; empty if nothing does."""
+    what = knock(link.address, link.port, seconds)
+    if what and link.interface and link.interface not in look():
+        return f"{link.interface} is down: its cable or the switch behind it"
+    return what
+
+
+def try_neighbour(node: int, card: Card, other: int, there: Card, seconds: float) -> str:
+    """Reach another node as ranks will; what to say if it can't be, else empty."""
+    what = knock(there.address, there.port, seconds)
+    return what and (
+        f"node {node} ({card.host}, {card.address} on {card.interface}) cannot reach node {other} ({there.host}) at "
+        f"{there.address} on {there.interface}: {what}. Ranks need all ports between the nodes; GLOO_SOCKET_IFNAME and "
+        f"NCCL_SOCKET_IFNAME name the interface."
+    )
+
+
+def wrong_place(node: int, link: Link) -> str:
+    """What to say of node 0 that is on another machine than the others look for it on; empty if it is in its place.
+
+    Example:
+        >>> wrong_place(0, Link("a", "10.0.0.1", 29500, "10.0.0.2", "eth0", False))[:65]
+        'this launcher is node 0, but a (10.0.0.1) is no address of this m'
+        >>> wrong_place(1, Link("a", "10.0.0.1", 29500, "10.0.0.2", "eth0", False))
+        ''
+    """
+    if node or link.is_here:
+        return ""
+    return (
+        f"this launcher is node 0, but {name(link.host, link.address)} is no address of this machine, and the others "
+        f"look for node 0 there. Write --node-rank on every node (without it, a node is node 0), and node 0's address "
+        f"as --master-addr."
+    )
+
+
+def no_way(link: Link, what: str, seconds: float, who: str = "node 0", option: str = "--master-port") -> str:
+    """What to say if node 0, or whoever keeps the store, could not be reached.
 
     Example:
         >>> no_way(Link("a", "10.0.0.1", 29500, "10.0.0.2", "eth0", False), "nothing listens there", 30.0)[:69]
         'node 0 could not be reached at a (10.0.0.1), port 29500, within 30 s '
     """
-    advice = (
-        "Start node 0 too, with the same --master-port; was it started, look for its own message."
-        if what.startswith("nothing")
-        else "Open the port between the nodes, or choose an open one with --master-port."
-    )
+    advice = f"Open the port between the nodes, or choose an open one with {option}."
+    if link.is_here:
+        advice = f"That is this machine: start {who} on it too, or write the address of the machine that it is on."
+    elif what.startswith("nothing"):
+        advice = f"Start {who} too, with the same {option}; was it started, look for its own message."
+    elif what == STRANGER:
+        advice = f"Choose another port with {option}, the same on every node."
+    elif "is down" in what:
+        advice = "Put it back, and start again."
     return (
-        f"node 0 could not be reached at {name(link.host, link.address)}, port {link.port}, within {seconds:g} s from "
+        f"{who} could not be reached at {name(link.host, link.address)}, port {link.port}, within {seconds:g} s from "
         f"{link.local} on {link.interface}: {what}. {advice}"
     )
 

@@ -10,11 +10,10 @@ import math
 import os
 import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
@@ -27,6 +26,7 @@ from lockstep.launcher.cards import Card
 from lockstep.launcher.child import ROUND
 from lockstep.launcher.link import Link
 from lockstep.launcher.plan import Meeting
+from lockstep.launcher.stores import keep_store, listen, within
 
 _LOOK_EVERY = 0.05  # seconds between looks at the store
 _SAY_EVERY = 30.0
@@ -34,6 +34,7 @@ _LINGER = 3.0  # seconds that node 0, whose store it is, stays for others to rea
 _LEFT = 5.0  # seconds for ranks to notice by themselves that those of another node are gone
 _FAILED = "failed"
 _TRIAL = 5.0  # seconds to reach a neighbour
+_GREETING = 10.0  # seconds in which whoever listens at node 0's port has to speak as its store does
 
 T = TypeVar("T")
 
@@ -51,6 +52,7 @@ class Nodes(RendezvousHandler):
         self._meeting, self._link, self._card = meeting, link, card
         self._node, self._size = int(meeting.settings["rank"]), meeting.most_nodes
         self._round = -1
+        self._seconds = network.patience(meeting)
         self._store: Store | None = None
         self._for_ranks: object = None  # kept by node 0, because the store ends with its last reference
         self._looked, self._left_since = 0.0, math.inf
@@ -70,15 +72,15 @@ class Nodes(RendezvousHandler):
         Raises:
             UsageError: A node cannot be reached, does not come or does not fit; the message says which.
         """
-        until = time.monotonic() + self._patience
+        self._seconds = network.patience(self._meeting, first=self._round < 0)
+        until = time.monotonic() + self._seconds
         if self._store is None:
             self._store = self._open()
         try:
-            with _listener(self._link) as listener:
+            with listen(self._link.local) as listener:
                 card = self._card._replace(port=listener.getsockname()[1])
                 self._enter(card, until)
                 came = self._roll_call(until)
-                self._refuse(cards.disagreement(came))
                 self._refuse(self._try_neighbour(came, until))
                 where = RendezvousStoreInfo(came[0].address, int(self._get(f"{self._round}/ranks")))
         except dist.DistError:
@@ -123,42 +125,32 @@ class Nodes(RendezvousHandler):
         """Tell the others that this node's ranks do not start again: they have failed, or were told to end."""
         if self._store is not None and self._node:
             store, how = self._store, _FAILED if failed else "were told to end"
-            _within(_LINGER, lambda: store.set(f"left/{self._node}", how), None)
-
-    @property
-    def _patience(self) -> float:
-        return network.patience(self._meeting, first=self._round < 0)
+            within(_LINGER, lambda: store.set(f"left/{self._node}", how), None)
 
     def _open(self) -> Store:
         """Keep the store, on the address where others look for it and no other; or find it."""
-        link, seconds = self._link, self._patience
+        link, seconds = self._link, self._seconds
         if self._node == 0:
-            listener = _listen_at(link)
-            return dist.TCPStore(  # type: ignore[attr-defined]
-                listener.getsockname()[0],
-                listener.getsockname()[1],
-                is_master=True,
-                wait_for_workers=False,
-                master_listen_fd=listener.detach(),
-            )
-        if what := network.knock(link.address, link.port, seconds):
+            return cast("Store", keep_store(_listen_at(link))[0])
+        if what := network.obstacle_on(link, seconds):
             raise UsageError(network.no_way(link, what, seconds))
+        late = UsageError(network.no_way(link, network.STRANGER, seconds))
         try:
-            return dist.TCPStore(  # type: ignore[attr-defined]
-                link.address, link.port, is_master=False, timeout=timedelta(seconds=max(5.0, seconds))
+            return within(
+                _GREETING,
+                lambda: dist.TCPStore(  # type: ignore[attr-defined]
+                    link.address, link.port, is_master=False, timeout=timedelta(seconds=max(5.0, seconds))
+                ),
+                late,
             )
         except dist.DistError:
-            raise UsageError(network.no_way(link, "something else than node 0 answers there", seconds)) from None
+            raise late from None
 
     def _open_for_ranks(self) -> int:
         """Keep a new store for the ranks, where the neighbour reaches this node; give its port."""
         self._for_ranks = None
-        listener = _listener(self._link)
-        host, port = listener.getsockname()[:2]
-        self._for_ranks = dist.TCPStore(  # type: ignore[attr-defined]
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        return int(port)
+        self._for_ranks, port = keep_store(listen(self._link.local))
+        return port
 
     def _enter(self, card: Card, until: float) -> None:
         """Take this node's seat in the next round, which node 0 opens."""
@@ -195,20 +187,28 @@ class Nodes(RendezvousHandler):
             raise UsageError(taken()) from None  # node 0 waited for a node whose number this one has not been given
 
     def _roll_call(self, until: float) -> list[Card]:
-        return [cards.read(text) for text in self._gather("card", until)]
+        """Every node's card; what does not fit is said as soon as it is seen, whoever else is missing."""
+        found: list[Card | None] = [None] * self._size
+
+        def know(store: Store) -> bool:
+            for node in [node for node, card in enumerate(found) if card is None]:
+                key = f"{self._round}/card/{node}"
+                if store.check([key]):
+                    found[node] = cards.read(store.get(key))
+            return None not in found or bool(cards.disagreement(found))
+
+        why = network.wrong_place(self._node, self._link)
+        self._poll(know, until, lambda: cards.missing(found, self._seconds, why))
+        self._refuse(cards.disagreement(found))
+        return [card for card in found if card is not None]
 
     def _try_neighbour(self, came: list[Card], until: float) -> str:
         """Reach the next node as ranks will, in a ring; give what is wrong anywhere."""
         node = (self._node + 1) % self._size
         there = came[node]
-        what = network.knock(there.address, there.port, min(_TRIAL, self._patience))
-        here = f"node {self._node} ({self._card.host}, {self._card.address} on {self._card.interface})"
-        found = (
-            f"{here} cannot reach node {node} ({there.host}) at {there.address} on {there.interface}: {what}. Ranks "
-            f"need all ports between the nodes; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface."
-        )
-        self._set("trial", found if what else "")
-        trials = self._gather("trial", max(until, time.monotonic() + 2 * _TRIAL))
+        found = network.try_neighbour(self._node, self._card, node, there, min(_TRIAL, self._seconds))
+        self._set("trial", found)
+        trials = self._gather("trial", came, max(until, time.monotonic() + 2 * _TRIAL))
         return next(filter(None, trials), "")
 
     def _refuse(self, sentence: str) -> None:
@@ -224,19 +224,15 @@ class Nodes(RendezvousHandler):
 
     def _set(self, what: str, text: str) -> None:
         key = f"{self._round}/{what}/{self._node}"
-        self._ask(lambda store: store.set(key, text), time.monotonic() + self._patience)
+        self._ask(lambda store: store.set(key, text), time.monotonic() + self._seconds)
 
-    def _gather(self, what: str, until: float) -> list[str]:
+    def _gather(self, what: str, came: list[Card], until: float) -> list[str]:
         """Wait for what every node writes."""
         names = [f"{self._round}/{what}/{node}" for node in range(self._size)]
 
         def absent() -> str:
-            seats = [f"{self._round}/card/{node}" for node in range(self._size)]
-            found = [
-                cards.read(self._get(seat)) if self._has(name) else None
-                for seat, name in zip(seats, names, strict=True)
-            ]
-            return cards.missing(found, self._patience)
+            found = [card if self._has(name) else None for card, name in zip(came, names, strict=True)]
+            return cards.missing(found, self._seconds)
 
         self._poll(lambda store: store.check(names), until, absent)
         return [self._get(name) for name in names]
@@ -255,7 +251,7 @@ class Nodes(RendezvousHandler):
             self._raise_left()
             if now > until:
                 raise UsageError(
-                    late() or f"node 0 ({self._link.host}) did not start again within {self._patience:g} s."
+                    late() or f"node 0 ({self._link.host}) did not start again within {self._seconds:g} s."
                 )
             if now > say_at:
                 say_at = now + _SAY_EVERY
@@ -281,44 +277,17 @@ class Nodes(RendezvousHandler):
             f"node 0 ({network.name(self._link.host, self._link.address)}) does not answer any more, for "
             f"{seconds:.0f} s: the network between the nodes is down."
         )
-        return _within(seconds, lambda: question(store), late)
-
-
-def _within(seconds: float, act: Callable[[], T], late: Exception | None) -> T:
-    """Do it in a thread, which is left behind if it does not end in time."""
-    found: list[T] = []
-    errors: list[BaseException] = []
-
-    def go() -> None:
-        try:
-            found.append(act())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=go, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors and late:
-        raise errors[0]
-    if not found and late:
-        raise late
-    return found[0] if found else None  # type: ignore[return-value]
-
-
-def _listener(link: Link) -> socket.socket:
-    """Where the neighbour tries to reach this node, at a port that the kernel picks, as ranks will."""
-    family = socket.AF_INET6 if ":" in link.local else socket.AF_INET
-    return socket.create_server((link.local, 0), family=family, backlog=64)
+        return within(seconds, lambda: question(store), late)
 
 
 def _listen_at(link: Link) -> socket.socket:
     """Node 0 listens at the address where it is looked for; behind a port that is forwarded, at its own."""
     address = link.address if link.is_here else link.local
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        return socket.create_server((address, link.port), family=family, backlog=1024)
+        return listen(address, link.port, backlog=1024)
     except OSError as error:
+        why = os.strerror(error.errno or 0).lower()
         raise UsageError(
-            f"node 0 cannot listen at {network.name(link.host, address)}, port {link.port} ({error.strerror}). Choose "
-            f"another with --master-port, the same on every node."
+            f"node 0 cannot listen at {network.name(link.host, address)}, port {link.port}: {why}. Choose another with "
+            f"--master-port, the same on every node."
         ) from None
