@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from ranks import run_ranks
 
 import lockstep
+from lockstep.collectives.fingerprint import fingerprint
 from lockstep.watch.drift import find_drift
 
 
@@ -51,6 +52,15 @@ def own_statistics(rank):
 
 def test_buffers_may_differ_where_they_are_each_ranks_own():
     assert run_ranks(own_statistics, 2) == [(None, 6)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_buffers_without_plain_values_are_compared_or_left_out():
+    quantised = [torch.quantize_per_tensor(torch.tensor([1.0, x]), 0.1, 0, torch.qint8) for x in (2.0, 2.0, 3.0)]
+    sums = [fingerprint(each).item() for each in quantised]
+
+    assert sums[0] == sums[1] != sums[2]
+    assert fingerprint(torch.ones(3, device="meta")).item() == 0
 
 
 def other_models(rank):

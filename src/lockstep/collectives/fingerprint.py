@@ -10,6 +10,10 @@ _STEP, _MIX = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64  # as int64
 
 def fingerprint(tensor: Tensor) -> Tensor:
     """A number that depends on every bit of a tensor and on where it stands, ``()`` int64 on the tensor's device."""
+    if tensor.is_meta:
+        return torch.zeros((), dtype=torch.int64)  # it has no values
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()  # other views of it end the process
     if tensor.layout is not torch.strided:
         whole = tensor.detach().to_sparse().coalesce()
         return fingerprint(whole.indices()) * _PRIME + fingerprint(whole.values())
