@@ -145,13 +145,52 @@ def test_h09_a_rank_with_fewer_batches_goes_on_to_something_else(tmp_path):
         tmp_path,
         HERE + "other = dist.new_group()\n" + TRAINING + "dist.barrier(other)\n",
         2,
-        "rank 1 is in",
         "rank 0 is in",
+        "rank 1 is in",
     )
 
     assert "rank 0 is in all_reduce #" in cause
     assert "of 3 float32, train.py:11" in cause
-    assert "rank 1 is in barrier #1, train.py:13" in cause
+    assert "rank 1 is in barrier #1 of another group, train.py:13" in cause
+
+
+LOOP = """\
+model = lockstep.replicate(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in range(5):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    if rank == 1 and batch == 2: break
+dist.barrier()
+"""
+
+
+def test_h09_a_loop_without_update_that_one_rank_leaves_early(tmp_path):
+    """The reducer's group counts by itself: its calls and the world's are not compared."""
+    source = HERE.replace("torch,", "torch, lockstep,", 1).replace('dist.init_process_group("gloo")', "lockstep.init()")
+
+    cause, _ = reported(tmp_path, source + LOOP, 2, "rank 1 is in barrier")
+
+    assert re.fullmatch(
+        r"rank 0 is in all_reduce #\d+ \(sum\) of \d+ float32, train.py:9; "
+        r"rank 1 is in barrier #\d+ of another group, train.py:12",
+        cause,
+    )
+
+
+def test_a_rank_whose_loader_workers_give_nothing(tmp_path):
+    source = HERE + (
+        "class Data(torch.utils.data.Dataset):\n    def __len__(self): return 4\n"
+        "    def __getitem__(self, i):\n        if rank == 1: time.sleep(1000)\n        return x\n"
+        "for batch in torch.utils.data.DataLoader(Data(), num_workers=1):\n    dist.all_reduce(x)\n"
+    )
+
+    cause, _ = reported(tmp_path, source, 2, "rank 1 never entered")
+
+    assert cause == (
+        "rank 1 never entered all_reduce #1 of 4 float32, in which rank 0 waits, train.py:12; "
+        "rank 1 is in a wait for the next batch, which no worker of its DataLoader gives, train.py:11"
+    )
 
 
 def test_a_rank_that_holds_pythons_lock_shows_its_stack_all_the_same(tmp_path):
@@ -159,8 +198,16 @@ def test_a_rank_that_holds_pythons_lock_shows_its_stack_all_the_same(tmp_path):
 
     cause, rest = reported(tmp_path, source, 2, "rank 1 never entered", "does not answer")
 
-    assert "rank 1 does not answer" in cause
+    assert cause.endswith("rank 1 does not answer: native code holds Python's lock, train.py:7")
     assert re.search(r"rank 1: did not answer.*\n(.*\n)*? +File .*train.py\", line 7 in <module>", rest)
+
+
+def test_a_rank_that_is_stopped_is_told_with_what_lets_it_go_on(tmp_path):
+    source = HERE + "if rank == 1:\n    os.kill(os.getpid(), 19)\ndist.all_reduce(x)\n"
+
+    cause, _ = reported(tmp_path, source, 2, "rank 1 never entered", "does not answer: it")
+
+    assert re.search(r"rank 1 does not answer: it is stopped, kill -CONT \d+ lets it go on$", cause)
 
 
 def test_ranks_that_go_on_are_not_reported(tmp_path):

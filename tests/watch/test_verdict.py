@@ -34,6 +34,27 @@ def test_calls_that_differed_before_are_named():
     )
 
 
+def test_a_call_that_one_rank_is_past_is_named_if_others_still_wait_in_something_else():
+    """A rank that left its epoch early: its metrics were added to the others' gradients."""
+    ranks = [
+        Seen(0, 3, call(9, detail="of 3 float32"), "a.py:6", past=(("0", 9, "all_reduce of 3 float32"),)),
+        Seen(1, 3, call(10), "a.py:6", past=(("0", 9, "all_reduce of 1 float32"), ("0", 10, "all_reduce"))),
+    ]
+
+    assert find_cause(ranks).endswith(
+        "They parted before: call #9 of the group was all_reduce of 3 float32 on rank 0, and all_reduce of 1 float32 "
+        "on rank 1"
+    )
+
+
+def test_calls_of_different_groups_are_told_apart_and_their_numbers_not_compared():
+    ranks = [Seen(0, 3, call(7), "a.py:6"), Seen(1, 3, call(2, "barrier", "", group="1"), "a.py:9")]
+
+    assert find_cause(ranks) == (
+        "rank 0 is in all_reduce #7 of 4 float32, a.py:6; rank 1 is in barrier #2 of another group, a.py:9"
+    )
+
+
 def test_different_numbers_of_steps_are_said():
     ranks = [Seen(0, 5, call(9), "a.py:6"), Seen(1, 4, ended=True)]
 

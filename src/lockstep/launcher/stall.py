@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
 from lockstep.launcher import reports
 from lockstep.launcher.others import Asked, Others
 from lockstep.watch.record import ALL, STACK_SIGNAL, STEPS, read_seen
+from lockstep.watch.stacks import find_dumped
 from lockstep.watch.verdict import Seen, find_cause, report, waits
 
 _PATIENCE = 3.0
@@ -190,4 +192,12 @@ class Stall:
         if number in self._seen:
             return read_seen(rank.report.rank, self._seen[number])
         dump = "".join(f"  {line}\n" for line in self._data[number].decode(errors="replace").splitlines())
-        return Seen(rank.report.rank, steps, silent=True, stack=dump)
+        why = f"it is stopped, kill -CONT {rank.report.pid} lets it go on" if _stopped(rank.report.pid) else ""
+        return Seen(rank.report.rank, steps, silent=True, stack=dump, doing=why, place=find_dumped(dump))
+
+
+def _stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped the process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False

@@ -16,6 +16,7 @@ from lockstep.errors import LockstepError, MismatchError
 from lockstep.shm.backend import SharedMemoryGroup
 from lockstep.shm.frames import FRAME, Words, find_difference, pack, read_data, read_trouble, read_words
 from lockstep.shm.member import Member
+from lockstep.shm.naming import count_group
 from lockstep.shm.wire import Wire, grace
 from lockstep.shm.work import Lane, Pending
 
@@ -44,6 +45,7 @@ class Crossing:
         self, store: c10d.Store, member: Member, rank: int, names: list[int], nodes: list[list[int]], seconds: float
     ) -> None:
         self._member, self._names, self._nodes, self.seconds = member, names, nodes, seconds
+        self.nth = count_group("hierarchy", names)
         self._node = next(node for node, ranks in enumerate(nodes) if rank in ranks)
         self._local = nodes[self._node].index(rank)
         self._alone = len(nodes[self._node]) == 1

@@ -11,7 +11,7 @@ from lockstep.shm.member import Member
 class Glance(NamedTuple):
     """A call that goes on. ``number`` is its place among the group's collectives, -1 for a message."""
 
-    backend: str
+    group: str
     ranks: list[int]
     number: int
     kind: str
@@ -40,7 +40,7 @@ def _over_nodes(frame: FrameType) -> Glance | None:
     if "words" not in here:  # it has only begun
         return None
     kind, _, detail = describe(here["words"]).partition(" ")
-    return Glance("hierarchy", here["self"]._names, here["words"][0], kind, detail)
+    return Glance(_name("hierarchy", here["self"]), here["self"]._names, here["words"][0], kind, detail)
 
 
 _MESSAGES = {Member.send.__code__: "send to", Member.open.__code__: "recv from", Member.read.__code__: "recv from"}
@@ -54,10 +54,21 @@ def _collective(frame: FrameType) -> Glance | None:
     names = member._names
     words = (here["number"], here["kind"], here["op"], here["type_"], names[here["root"]], here["count"])
     kind, _, detail = describe(words).partition(" ")
-    return Glance("shm", names, here["number"], kind, detail)
+    return Glance(_name("shm", member), names, here["number"], kind, detail)
 
 
 def _message(frame: FrameType) -> Glance:
     member, peer = frame.f_locals["self"], frame.f_locals["peer"]
     names = member._names
-    return Glance("shm", [names[peer], names[member._rank]], -1, f"{_MESSAGES[frame.f_code]} rank {names[peer]}", "")
+    return Glance(
+        _name("shm", member),
+        [names[peer], names[member._rank]],
+        -1,
+        f"{_MESSAGES[frame.f_code]} rank {names[peer]}",
+        "",
+    )
+
+
+def _name(kind: str, group: Member | Crossing) -> str:
+    """Tell groups apart, also those of the same ranks: the reducer has one of its own beside the world's."""
+    return f"{kind} {group._names} {group.nth}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from lockstep.errors import LateRankError, LockstepError, LostRankError, MismatchError
 from lockstep.shm.agreement import describe, say_difference
+from lockstep.shm.naming import count_group
 from lockstep.shm.pace import AT_ONCE, UnfinishedError
 from lockstep.shm.segment import Meeting
 
@@ -44,6 +45,7 @@ class Member:
         self.pids = meeting.pids
         self.places = 0  # tensors that all ranks have mapped (`lockstep.shm.placed`)
         self._meeting, self._rank, self._names = meeting, rank, names
+        self.nth = count_group("shm", names)
         whole = names == list(range(len(names)))
         self._group = group or (f"of {len(names)}" if whole else f"(group of ranks {names})")
         self._calls = 0
@@ -200,15 +202,17 @@ class Member:
         )
 
     def _lost(self, outcome: int, culprit: int, what: str) -> str:
+        remedy = "Look for its own error first."
         if outcome == LOST:
             how = "died"
         elif self.core.gone(culprit) == GAVE_UP:
             how = "gave up after an error of its own"
         else:
-            how = "left (destroy_process_group)"
-        return (
-            f"{self.who}: {self._name(culprit)} {how} while it was waited for in {what}. Look for its own error first."
-        )
+            how = "came to its end or left (destroy_process_group)"
+            remedy += (
+                " If it has none, it made fewer calls than the others: every rank must take as many steps as they."
+            )
+        return f"{self.who}: {self._name(culprit)} {how} while it was waited for in {what}. {remedy}"
 
     def _name(self, rank: int) -> str:
         return f"rank {self._names[rank]} (pid {self.pids[rank]})" if rank >= 0 else "any rank"

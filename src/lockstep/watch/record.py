@@ -102,7 +102,7 @@ def _in_shm(frames: list[Any]) -> Call | None:
     found = next((seen for frame in frames if (seen := shm.find_call(frame))), None)
     if found is None:
         return None
-    return Call(tuple(found.ranks), f"{found.backend} {found.ranks}", found.number, found.kind, found.detail)
+    return Call(tuple(found.ranks), found.group, found.number, found.kind, found.detail)
 
 
 def read_seen(rank: int, facts: dict[str, Any]) -> Seen:

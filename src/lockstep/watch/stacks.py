@@ -3,6 +3,7 @@
 import ast
 import linecache
 import os
+import re
 import sysconfig
 import traceback
 from types import FrameType
@@ -12,6 +13,9 @@ _PATHS = sysconfig.get_paths()
 _LIBRARY = tuple({os.path.join(_PATHS[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib")})  # noqa: PTH118
 _OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PTH118, PTH120
 _LAUNCHER = os.path.join(_OURS, "launcher", "")  # noqa: PTH118
+_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")  # noqa: PTH118
+_WORKERS = "a wait for the next batch, which no worker of its DataLoader gives"
+_DUMPED = re.compile(r'File "([^"]+)", line (\d+) in')
 # Words by which a condition is known to be about who the process is.
 _WHO = ("rank", "main", "master", "chief", "primary")
 
@@ -53,7 +57,13 @@ def _said(own: list[FrameType], doing: str, frames: list[FrameType]) -> str:
     if own and own[0] is frames[0]:
         line = linecache.getline(own[0].f_code.co_filename, own[0].f_lineno).strip()
         return f"`{line}`" if line else own[0].f_code.co_name
-    return doing
+    return _WORKERS if any(_waits_for_worker(each) for each in frames) else doing
+
+
+def _waits_for_worker(frame: FrameType) -> bool:
+    """Whether it is where torch's DataLoader waits for the next batch; private names of torch 2.9 to 2.14."""
+    code = frame.f_code
+    return code.co_name == "_try_get_data" and code.co_filename.endswith(_LOADER)
 
 
 def write_stack(frame: FrameType) -> str:
@@ -61,6 +71,18 @@ def write_stack(frame: FrameType) -> str:
     frames = [(each, each.f_lineno) for each in reversed(_frames(frame))]
     lines = "".join(traceback.StackSummary.extract(iter(frames)).format()).splitlines()
     return "".join(f"  {line}\n" for line in lines)
+
+
+def find_dumped(dump: str) -> str:
+    r"""The script's innermost line in what Python's fault handler wrote; empty if there is none.
+
+    Example:
+        >>> find_dumped('Current thread 0x1:\\n  File "/a/train.py", line 7 in f\\n  File "/a/train.py", line 9 in g')
+        'train.py:7'
+    """
+    current = dump.rpartition("Current thread")[2]
+    own = next(((file, line) for file, line in _DUMPED.findall(current) if _is_own(file)), None)
+    return f"{os.path.basename(own[0])}:{own[1]}" if own else ""  # noqa: PTH119
 
 
 def find_guard(own: list[FrameType]) -> str:

@@ -35,7 +35,7 @@ class Seen(NamedTuple):
         call: What it waits in; None if it waits for no other rank.
         place: Its script's line, such as ``"train.py:61"``.
         guard: The condition that this line stands under, such as ``"if rank == 0"``.
-        doing: The function that it is in.
+        doing: The function that it is in; of a silent one why it is that, where it is known.
         ended: Whether its script has come to its end.
         silent: Whether it did not answer, and only its stack was taken.
         stack: Python's stack, ready to print.
@@ -133,8 +133,12 @@ def _together(waiting: Sequence[Seen]) -> list[list[Seen]]:
         call = seen.call
         assert call is not None
         found.setdefault((call.group, call.number, call.kind, call.detail), []).append(seen)
-    # Of calls with the same number, one under a condition is more likely the one that should not be there.
-    return sorted(found.values(), key=lambda group: (_call(group).number, not group[0].guard, group[0].rank))
+    # Numbers of different groups say nothing of each other. Of calls with the same number, one under a condition is
+    # more likely the one that should not be there.
+    alone = len({_call(group).group for group in found.values()}) == 1
+    return sorted(
+        found.values(), key=lambda group: (_call(group).number * alone, not group[0].guard * alone, group[0].rank)
+    )
 
 
 def _call(group: Sequence[Seen]) -> Call:
@@ -173,7 +177,8 @@ def _several(groups: Sequence[Sequence[Seen]]) -> str:
     for group in others:
         same = _call(group).group == _call(first).group
         past = " past it" if same and _call(group).number > _call(first).number >= 0 else ""
-        text += f"; {_names(group)} {_verb(group, 'is', 'are')}{past} in {_call(group)}, {_at(group[0])}"
+        of = "" if same else " of another group"
+        text += f"; {_names(group)} {_verb(group, 'is', 'are')}{past} in {_call(group)}{of}, {_at(group[0])}"
     return text
 
 
@@ -193,7 +198,7 @@ def _steps(ranks: Iterable[Seen]) -> str:
 
 def _parting(ranks: Sequence[Seen]) -> str:
     """Where ranks brought different calls to the same number earlier on, which nobody noticed then."""
-    now = {(seen.call.group, seen.call.number) for seen in ranks if seen.call}
+    now = {(seen.rank, seen.call.group, seen.call.number) for seen in ranks if seen.call}
     calls: dict[tuple[str, int], list[tuple[int, str]]] = {}
     for seen in ranks:
         for group, number, what in seen.past:
@@ -201,7 +206,7 @@ def _parting(ranks: Sequence[Seen]) -> str:
     for (group, number), made in sorted(calls.items()):
         rank, what = made[0]
         other = next(((r, w) for r, w in made if w != what), None)
-        if other and (group, number) not in now:
+        if other and not {(rank, group, number), (other[0], group, number)} <= now:
             return (
                 f". They parted before: call #{number} of the group was {what} on rank {rank}, "
                 f"and {other[1]} on rank {other[0]}"
@@ -213,7 +218,7 @@ def _row(seen: Seen) -> str:
     if seen.ended:
         return f"{_count(seen.steps)}, has ended"
     if seen.silent:
-        return "did not answer: Python's lock is held, or the process is stopped"
+        return f"did not answer: {_silence(seen)}"
     what = f"waits in {seen.call}" if seen.call else f"waits for no rank, is in {seen.doing or '?'}"
     return f"{_count(seen.steps)}, {what}, {_at(seen)}"
 
@@ -226,8 +231,13 @@ def _state(seen: Seen) -> str:
     if seen.ended:
         return "has ended"
     if seen.silent:
-        return "does not answer"
+        return f"does not answer: {_silence(seen)}"
     return f"is in {seen.doing or '?'}, {_at(seen)}"
+
+
+def _silence(seen: Seen) -> str:
+    why = seen.doing or "native code holds Python's lock"
+    return f"{why}, {seen.place}" if seen.place else why
 
 
 def _at(seen: Seen) -> str:
