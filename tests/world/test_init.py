@@ -1,5 +1,6 @@
 import os
 import random
+import socket
 import subprocess
 import sys
 
@@ -75,6 +76,21 @@ def test_a_rank_that_never_comes_is_named():
 
     assert "rank 0 of 4: rank(s) 1, 3 did not come within 2 s" in results[0]
     assert "rank 2 of 4: rank(s) 1, 3 did not come within 2 s" in results[2]
+
+
+def keep_the_store(rank):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="3", LOCAL_RANK="0", LOCAL_WORLD_SIZE="3", MASTER_ADDR="127.0.0.1")
+    os.environ.update(MASTER_PORT=str(port))
+    return init_late(rank)
+
+
+def test_rank_0_that_keeps_the_store_itself_names_who_is_missing_too():
+    """Under Slurm or MPI there is no launcher that keeps it; torch's store says how many came."""
+    (said,) = run_ranks(keep_the_store, 1, backend=None)
+
+    assert said.startswith("rank 0 of 3: rank(s) 1, 2 did not come within 2 s")
 
 
 def init_nowhere(rank):

@@ -56,10 +56,17 @@ def find_address(place: Place, environ: Mapping[str, str]) -> tuple[str, int]:
 def connect(place: Place, address: tuple[str, int], timeout: float) -> Store:
     """Open the store where the ranks first meet; once a process, so that `first` and `init` share it."""
     host, port = address
+    seconds = timedelta(seconds=timeout)
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     try:
+        if place.rank == 0 and not kept:
+            # As torch's rendezvous does, but for the wait for all, which doesn't say who is missing.
+            return dist.TCPStore(  # type: ignore[attr-defined]
+                host, port, place.size, is_master=True, timeout=seconds, multi_tenant=True, wait_for_workers=False
+            )
         query = f"rank={place.rank}&world_size={place.size}"
-        store: Store = next(rendezvous(f"{url}?{query}", timeout=timedelta(seconds=timeout)))[0]
+        store: Store = next(rendezvous(f"{url}?{query}", timeout=seconds))[0]
     except dist.DistError as error:
         what = "cannot listen" if place.rank == 0 else f"no answer from rank 0 within {timeout:g} s"
         raise LateRankError(
