@@ -202,6 +202,17 @@ def test_a_rank_that_holds_pythons_lock_shows_its_stack_all_the_same(tmp_path):
     assert re.search(r"rank 1: did not answer.*\n(.*\n)*? +File .*train.py\", line 7 in <module>", rest)
 
 
+def test_a_rank_in_the_debugger(tmp_path):
+    source = HERE + (
+        "sys.stdin = open(os.pipe()[0])\nif rank == 1:\n    import pdb; pdb.Pdb(stdin=sys.stdin).set_trace()\n"
+        "dist.all_reduce(x)\n"
+    )
+
+    cause, _ = reported(tmp_path, source, 2, "rank 1 never entered", "debugger")
+
+    assert cause.endswith("rank 1 is in the debugger, which waits for a command, train.py:9")
+
+
 def test_a_rank_that_is_stopped_is_told_with_what_lets_it_go_on(tmp_path):
     source = HERE + "if rank == 1:\n    os.kill(os.getpid(), 19)\ndist.all_reduce(x)\n"
 

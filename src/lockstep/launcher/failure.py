@@ -168,16 +168,26 @@ _NO_CUDA = (
 )
 
 
+# What breakpoint() and input() raise where nobody can answer.
+_NO_TERMINAL = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
+
+
 def hint(end: End) -> str:
     r"""A line more where the cause is plain and the traceback does not say what to do.
 
     Example:
         >>> hint(End(0, 0, "a", 0.0, code=1, error="AssertionError: Torch not compiled with CUDA enabled"))
         'lockstep: this script wants a GPU. To rehearse it on the CPU: lockstep run --device cpu\n'
+        >>> hint(End(1, 1, "a", 0.0, code=1, error="bdb.BdbQuit"))
+        'lockstep: local rank 0 has the terminal. To give it to this one: lockstep run --debug 1\n'
     """
-    if not any(words in end.error for words in _NO_CUDA):
-        return ""
-    return "lockstep: this script wants a GPU. To rehearse it on the CPU: lockstep run --device cpu\n"
+    if any(words in end.error for words in _NO_CUDA):
+        return "lockstep: this script wants a GPU. To rehearse it on the CPU: lockstep run --device cpu\n"
+    if end.local_rank and end.error.startswith(_NO_TERMINAL):
+        return (
+            f"lockstep: local rank 0 has the terminal. To give it to this one: lockstep run --debug {end.local_rank}\n"
+        )
+    return ""
 
 
 def _after(end: End, first: End) -> float:

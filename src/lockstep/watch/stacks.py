@@ -13,8 +13,14 @@ _PATHS = sysconfig.get_paths()
 _LIBRARY = tuple({os.path.join(_PATHS[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib")})  # noqa: PTH118
 _OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PTH118, PTH120
 _LAUNCHER = os.path.join(_OURS, "launcher", "")  # noqa: PTH118
-_LOADER = os.path.join("torch", "utils", "data", "dataloader.py")  # noqa: PTH118
-_WORKERS = "a wait for the next batch, which no worker of its DataLoader gives"
+# By functions of torch's DataLoader and of pdb; private names of torch 2.9 to 2.14 and of Python 3.11 to 3.14.
+_WAITS = {
+    "_try_get_data": (
+        "a wait for the next batch, which no worker of its DataLoader gives",
+        os.path.join("torch", "utils", "data", "dataloader.py"),  # noqa: PTH118
+    ),
+    "interaction": ("the debugger, which waits for a command", "pdb.py"),
+}
 _DUMPED = re.compile(r'File "([^"]+)", line (\d+) in')
 # Words by which a condition is known to be about who the process is.
 _WHO = ("rank", "main", "master", "chief", "primary")
@@ -57,13 +63,13 @@ def _said(own: list[FrameType], doing: str, frames: list[FrameType]) -> str:
     if own and own[0] is frames[0]:
         line = linecache.getline(own[0].f_code.co_filename, own[0].f_lineno).strip()
         return f"`{line}`" if line else own[0].f_code.co_name
-    return _WORKERS if any(_waits_for_worker(each) for each in frames) else doing
+    return next(filter(None, map(_waited_for, frames)), doing)
 
 
-def _waits_for_worker(frame: FrameType) -> bool:
-    """Whether it is where torch's DataLoader waits for the next batch; private names of torch 2.9 to 2.14."""
-    code = frame.f_code
-    return code.co_name == "_try_get_data" and code.co_filename.endswith(_LOADER)
+def _waited_for(frame: FrameType) -> str:
+    """What a function is known to wait for; empty for all others."""
+    words, file = _WAITS.get(frame.f_code.co_name, ("", ""))
+    return words if words and frame.f_code.co_filename.endswith(file) else ""
 
 
 def write_stack(frame: FrameType) -> str:
