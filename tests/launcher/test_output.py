@@ -269,3 +269,16 @@ def test_a_log_folder_that_cannot_be_made_is_said_in_a_sentence(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"lockstep: --log-dir {tmp_path / 'file' / 'logs'}: ")
     assert "cannot be written (not a directory)" in done.stderr
+
+
+def test_torchs_own_words_in_c_are_a_ranks_not_the_launchers(tmp_path):
+    """The launcher is silent where it loses a connection, and says so itself; a script sees what it would see alone."""
+    source = (
+        "import datetime, torch.distributed as dist\n"
+        "try: dist.TCPStore('127.0.0.1', 1, is_master=False, timeout=datetime.timedelta(seconds=1))\n"
+        "except dist.DistError: print('told')\n"
+    )
+    done = run(tmp_path, source, "-n", "1")
+
+    assert done.stdout == "told\n"
+    assert "[c10d] The client socket has timed out after 1000ms" in done.stderr

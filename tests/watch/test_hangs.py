@@ -218,7 +218,7 @@ def test_a_rank_that_is_stopped_is_told_with_what_lets_it_go_on(tmp_path):
 
     cause, _ = reported(tmp_path, source, 2, "rank 1 never entered", "does not answer: it")
 
-    assert re.search(r"rank 1 does not answer: it is stopped, kill -CONT \d+ lets it go on$", cause)
+    assert re.search(r"rank 1 does not answer: it is stopped, kill -CONT \d+ on \S+ lets it go on$", cause)
 
 
 def test_ranks_that_go_on_are_not_reported(tmp_path):

@@ -29,7 +29,7 @@ from lockstep.launcher.elastic import Torchs
 from lockstep.launcher.hush import hush
 from lockstep.launcher.link import Link
 from lockstep.launcher.nodes import Nodes
-from lockstep.launcher.plan import LaunchPlan, Meeting, show_nodes
+from lockstep.launcher.plan import LaunchPlan, Meeting
 
 _ADDRESS = "127.0.0.1"
 _LOOK_EVERY = 0.03  # seconds between the agent's looks at its ranks
@@ -187,6 +187,7 @@ def meet(plan: LaunchPlan, link: Link | None) -> RendezvousHandler:
 
 def describe_node(plan: LaunchPlan, link: Link) -> Card:
     """What this node says of itself."""
+    least, most = plan.meeting.least_nodes, plan.meeting.most_nodes
     return Card(
         host=os.uname().nodename,
         pid=os.getpid(),
@@ -198,7 +199,7 @@ def describe_node(plan: LaunchPlan, link: Link) -> Card:
         port=0,
         interface=link.interface,
         restarts=plan.max_restarts,
-        nodes=show_nodes(plan.meeting),
+        nodes=str(most) if least == most else f"{least}:{most}",
     )
 
 

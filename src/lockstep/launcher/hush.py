@@ -1,6 +1,6 @@
 """Torch's C++ writes twenty lines of its own frames whenever a connection ends; the launcher says it in a sentence.
 
-A private name of torch, checked on 2.9 to 2.14: ``c10::initLogging``, which reads TORCH_CPP_LOG_LEVEL anew. Where it is
+A private name of torch, checked on 2.13: ``c10::initLogging``, which reads TORCH_CPP_LOG_LEVEL anew. Where it is
 gone, the lines are there again, and nothing else changes.
 """
 

@@ -339,12 +339,6 @@ def read_nodes(text: str) -> tuple[int, int]:
     return int(least), int(most or least)
 
 
-def show_nodes(meeting: Meeting) -> str:
-    """The same as text."""
-    least, most = meeting.least_nodes, meeting.most_nodes
-    return str(most) if least == most else f"{least}:{most}"
-
-
 def read_settings(text: str) -> dict[str, Any]:
     """Read ``--rdzv-conf``: ``key=value`` with commas between; numbers become numbers.
 

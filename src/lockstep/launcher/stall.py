@@ -192,7 +192,8 @@ class Stall:
         if number in self._seen:
             return read_seen(rank.report.rank, self._seen[number])
         dump = "".join(f"  {line}\n" for line in self._data[number].decode(errors="replace").splitlines())
-        why = f"it is stopped, kill -CONT {rank.report.pid} lets it go on" if _stopped(rank.report.pid) else ""
+        pid, host = rank.report.pid, os.uname().nodename
+        why = f"it is stopped, kill -CONT {pid} on {host} lets it go on" if _stopped(pid) else ""
         return Seen(rank.report.rank, steps, silent=True, stack=dump, doing=why, place=find_dumped(dump))
 
 

@@ -13,7 +13,7 @@ _PATHS = sysconfig.get_paths()
 _LIBRARY = tuple({os.path.join(_PATHS[name], "") for name in ("stdlib", "platstdlib", "purelib", "platlib")})  # noqa: PTH118
 _OURS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # noqa: PTH118, PTH120
 _LAUNCHER = os.path.join(_OURS, "launcher", "")  # noqa: PTH118
-# By functions of torch's DataLoader and of pdb; private names of torch 2.9 to 2.14 and of Python 3.11 to 3.14.
+# By functions of torch's DataLoader and of pdb; private names, seen in torch 2.13 and Python 3.10 to 3.13.
 _WAITS = {
     "_try_get_data": (
         "a wait for the next batch, which no worker of its DataLoader gives",
