@@ -4,6 +4,7 @@ A private name of torch, checked on 2.13: ``c10::initLogging``, which reads TORC
 gone, the lines are there again, and nothing else changes.
 """
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -15,20 +16,19 @@ _LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 def hush() -> None:
     """Let torch's C++ be silent in this process, unless the user has said how much it may write."""
-    if _LEVEL not in os.environ:
-        os.environ[_LEVEL] = "FATAL"
-        _read_level()
-        del os.environ[_LEVEL]
+    _set_level("FATAL")
 
 
 def speak() -> None:
-    """Let it write again as the environment says: in a rank, which was forked from a silent launcher."""
-    _read_level()
+    """Let it write again, as it does by itself: in a rank, which was forked from a silent launcher."""
+    _set_level("WARNING")
 
 
-def _read_level() -> None:
-    library = Path(torch.__file__).parent / "lib" / "libc10.so"
-    try:
-        ctypes.CDLL(str(library))._ZN3c1011initLoggingEv()
-    except (OSError, AttributeError):
+def _set_level(level: str) -> None:
+    if _LEVEL in os.environ:
         return
+    os.environ[_LEVEL] = level
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(str(library))._ZN3c1011initLoggingEv()
+    del os.environ[_LEVEL]
