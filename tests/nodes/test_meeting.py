@@ -269,10 +269,9 @@ def test_an_elastic_node_that_others_do_not_reach():
 
 
 def test_nothing_but_sentences_where_a_connection_ends():
-    """Torch's C++ wrote its frames for each, also where all had gone well and node 0 was the first to leave."""
-    leave = TELL + "os.environ['GROUP_RANK'] == '1' and __import__('time').sleep(0.5)\n"
+    """Torch's C++ wrote its frames for each, also where all had gone well."""
     with nodes(2) as made:
-        found = results([node.lockstep(leave, "-n", "1", *static(made, k, size=2)) for k, node in enumerate(made)])
+        found = results([node.lockstep(TELL, "-n", "1", *static(made, k)) for k, node in enumerate(made)])
         ((_, _, lost),) = results([made[1].lockstep(TELL, "-n", "1", *static(made, 1), *QUICK)])
 
     for err in (lost, *(err for _, _, err in found)):
