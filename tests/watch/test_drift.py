@@ -96,6 +96,17 @@ def test_of_two_optimizers_only_the_models_own_counts():
     assert check.step == 1
 
 
+def test_an_optimizer_of_float32_copies_is_the_models_own():
+    """As under O2 of apex and `lockstep.amp`; another network's is not."""
+    model, other = torch.nn.Linear(2, 1).bfloat16(), torch.nn.Linear(3, 1)
+    check = lockstep.check_in_step(model)
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    torch.optim.SGD([parameter.detach().float() for parameter in model.parameters()], lr=0.1).step()
+    check.remove()
+
+    assert check.step == 1
+
+
 def test_every_must_be_a_number_of_steps():
     with pytest.raises(lockstep.UsageError, match="every=0"):
         lockstep.check_in_step(torch.nn.Linear(1, 1), 0)

@@ -135,5 +135,15 @@ def _say(ranks: list[int], size: int) -> str:
 
 
 def _holds(optimizer: Any, model: nn.Module) -> bool:
-    mine = {id(parameter) for parameter in model.parameters()}
-    return any(id(parameter) in mine for group in optimizer.param_groups for parameter in group["params"])
+    """Whether it trains the model: its own parameters, or the float32 copies that apex's O2 makes of half ones."""
+    mine = list(model.parameters())
+    theirs = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if {id(parameter) for parameter in mine} & {id(parameter) for parameter in theirs}:
+        return True
+    trained = [parameter for parameter in mine if parameter.requires_grad]
+    half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in trained)
+    return half and sorted(map(_shape, trained)) == sorted(map(_shape, theirs))
+
+
+def _shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    return tuple(parameter.shape)
