@@ -32,6 +32,12 @@ def plain(x: Tensor) -> Tensor:
     return x if is_plain(x) else x.contiguous().resolve_conj().resolve_neg()
 
 
+def put(into: Tensor, x: Tensor) -> None:
+    """Overwrite a tensor as a backend in C++ does, which knows neither of gradients nor of inference mode."""
+    with torch.inference_mode():
+        into.copy_(x)
+
+
 def small(tensors: Sequence[Tensor]) -> bool:
     """Whether a collective may be a single message that goes out at once; the core knows whether it is."""
     return len(tensors) == 1 and tensors[0].numel() * tensors[0].element_size() <= CHUNK
@@ -71,7 +77,7 @@ class Tensors:
             flat.data_ptr(),
         )
         if flat is not x and (kind == agreed.ALL_REDUCE or root == self.rank):
-            x.copy_(flat)
+            put(x, flat)
 
     def prepare_sum(self, x: Tensor, placed: Placed | None = None) -> Job:
         """Settle once all that a sum in place of the same memory needs: who sums in every step saves half of the call.
@@ -110,7 +116,14 @@ class Tensors:
             count,
         )
         if flat is not out:
-            out.copy_(flat)
+            put(out, flat)
+
+    def reduce_uneven(self, pace: int, out: Tensor, parts: Sequence[Tensor], op: Operation) -> None:
+        """The same of parts that are not all of one size, one after another."""
+        for root, part in enumerate(parts):
+            if root == self.rank:
+                put(out, part)
+            self.reduce(pace, agreed.REDUCE, out if root == self.rank else part, op, root)
 
     def move(
         self,
@@ -141,7 +154,7 @@ class Tensors:
         )
         for rank, target in targets.items():
             if outs and target is not outs[rank]:
-                outs[rank].copy_(target)
+                put(outs[rank], target)
 
     def line_up(self, pace: int, x: Tensor) -> list[Tensor]:
         """Every rank's ``x``, by rank."""
@@ -166,7 +179,7 @@ class Tensors:
         )
         for out, target in zip(outs, targets, strict=True):
             if target is not out:
-                out.copy_(target)
+                put(out, target)
 
     def addresses(self, tensors: dict[int, Tensor]) -> tuple[int, ...]:
         return tuple(tensors[rank].data_ptr() if rank in tensors else 0 for rank in range(self.size))
@@ -176,6 +189,19 @@ class Tensors:
             raise UsageError(
                 f"{self.member.who}: {call} takes a list of {self.size} tensors, one for each rank, not {len(parts)}."
             )
+
+    def root(self, rank: int, call: str) -> int:
+        if not 0 <= rank < self.size:
+            raise UsageError(f"{self.member.who}: {call}: there is no rank {rank} in a group of {self.size}.")
+        return rank
+
+    def uneven(self, out: Tensor, parts: Sequence[Tensor], call: str) -> bool:
+        """Whether the parts differ in size, which they may: this rank's is as large as ``out``."""
+        self.one_for_each(parts, call)
+        uneven = len({part.numel() for part in parts}) > 1
+        own = [part if i == self.rank or part.dtype != out.dtype else out for i, part in enumerate(parts)]
+        self.same_sizes(out, own if uneven else parts, call)
+        return uneven
 
     def same_sizes(self, x: Tensor, parts: Sequence[Tensor], call: str) -> None:
         self.one_for_each(parts, call)
