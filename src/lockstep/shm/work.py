@@ -93,6 +93,11 @@ class Pending(dist.Work):
         if signal is not None:
             signal.set_result(None)
 
+    @property
+    def watched(self) -> bool:
+        """Whether there may be callbacks."""
+        return self._signal is not None
+
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is over.
 
@@ -106,6 +111,7 @@ class Pending(dist.Work):
                 self._lane.hand_over(self)
             else:
                 self._lane.go_on(self, IN_CALLER)
+            self._lane.step_aside()
             if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
                 raise LateRankError(
                     f"work.wait(): the call is not over after {seconds:g} s. It goes on; wait again, or longer."
@@ -156,6 +162,7 @@ class Pending(dist.Work):
         if not self._done:
             self._lane.go_on(self, FOR_A_MOMENT)
             self._lane.hand_over(self)
+            self._lane.step_aside()
         with self._guard:
             if self._signal is None:
                 self._signal = Future()
@@ -255,6 +262,12 @@ class Lane:
         if self._begun is work:
             self._put(None)
 
+    def step_aside(self) -> None:
+        """Let another thread go on with the calls, if a callback in theirs is about to wait for one."""
+        with self._count:
+            if self._thread is threading.current_thread():
+                self._start()
+
     def close(self, timeout: float) -> None:
         """Let the thread end once it has done what is ahead."""
         begun = self._begun
@@ -276,14 +289,17 @@ class Lane:
 
     def _put(self, work: Pending | None) -> None:
         with self._count:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
+            if self._thread is None or self._thread is threading.current_thread():
+                self._start()
             self._queue.append(work)
         self._filled.release()
 
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+        self._thread.start()
+
     def _serve(self) -> None:
-        while True:
+        while self._thread is threading.current_thread():  # no other one has taken over, in a callback of this one
             self._filled.acquire()
             if not self._queue:
                 assert self._ending
