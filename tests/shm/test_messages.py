@@ -180,6 +180,18 @@ def not_after_a_failure(rank):
     return "refused"
 
 
+def nobody_else(rank):
+    alone = [dist.new_group([each]) for each in range(2)][rank]
+    with pytest.raises(lockstep.LostRankError) as caught:
+        dist.recv(torch.ones(1), group=alone)
+    return str(caught.value)
+
+
+def test_who_has_nobody_to_receive_from_hears_of_it():
+    for said in run_ranks(nobody_else, 2, backend="shm"):
+        assert "no other rank is there any more that could send anything" in said
+
+
 def test_a_group_that_gave_up_on_a_message_takes_no_other():
     with pytest.raises(AssertionError, match=r"rank 0 .* gave up after an error of its own"):
         run_ranks(not_after_a_failure, 2, backend="shm")

@@ -183,6 +183,9 @@ def refused(rank):
         lambda: dist.gather(x, group_dst=2),
         lambda: dist.scatter(x, group_src=2),
         lambda: dist.all_reduce(x.to(torch.float8_e5m2), op=dist.ReduceOp.AVG),
+        lambda: dist.broadcast(torch.eye(3).to_sparse(), 0),
+        lambda: dist.group.WORLD.alltoall([x, x], [x.double(), x.double()]),
+        lambda: dist.group.WORLD.alltoall_base(x[:2], x[:2].double(), [], []),
     ):
         with pytest.raises(lockstep.UsageError) as caught:
             call()
@@ -191,7 +194,7 @@ def refused(rank):
 
 
 def test_what_cannot_be_done_says_what_to_write():
-    for band, sizes, csr, largest, device, *roots, float8 in run_ranks(refused, 2, backend="shm"):
+    for band, sizes, csr, largest, device, *roots, float8, sparse, many, one in run_ranks(refused, 2, backend="shm"):
         assert "shm has no BAND of float32 tensors" in band
         assert "tensor 0 of the list has 2 elements" in sizes
         assert "layout torch.sparse_csr" in csr
@@ -200,3 +203,6 @@ def test_what_cannot_be_done_says_what_to_write():
         for root, text in zip((2, -1, 2, 2), roots, strict=True):
             assert f"there is no rank {root} in a group of 2" in text
         assert "Convert the tensor first" in float8
+        assert "cannot move a tensor of layout torch.sparse_coo" in sparse
+        assert "all_to_all of torch.float32 and torch.float64" in many
+        assert "all_to_all of torch.float32 and torch.float64" in one

@@ -58,10 +58,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
             return self._elsewhere(tensors[0], "allreduce", tensors, opts)
         if any(x.layout is not torch.strided for x in tensors):
             return self._do(sparse_sum(self._tensors, tensors, opts.reduceOp.op), opts, tensors)
-        op = self._tensors.operation(tensors[0], opts.reduceOp)
+        ops = [self._tensors.operation(x, opts.reduceOp) for x in tensors]
 
         def job(pace: int) -> None:
-            for x in tensors:
+            for x, op in zip(tensors, ops, strict=True):
                 self._tensors.reduce(pace, agreed.ALL_REDUCE, x, op, 0)
 
         return self._do(job, opts, tensors, small=small(tensors))
@@ -104,12 +104,12 @@ class SharedMemoryGroup(dist.ProcessGroup):
         opts = c10d.ReduceScatterOptions() if opts is None else opts
         if not outputs[0].is_cpu:
             return self._elsewhere(outputs[0], "reduce_scatter_tensor_coalesced", outputs, inputs, opts)
-        op = self._tensors.operation(outputs[0], opts.reduceOp)
+        ops = [self._tensors.operation(out, opts.reduceOp) for out in outputs]
         for out, x in zip(outputs, inputs, strict=True):
             self._tensors.whole_multiple(out, x, "reduce_scatter")
 
         def job(pace: int) -> None:
-            for out, x in zip(outputs, inputs, strict=True):
+            for out, x, op in zip(outputs, inputs, ops, strict=True):
                 self._tensors.reduce_parts(pace, out, self._tensors.equal_parts(plain(x)), op)
 
         return self._do(job, opts, outputs)
@@ -211,6 +211,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             return self._elsewhere(outputs[0], "alltoall", outputs, inputs, opts)
         self._tensors.one_for_each(outputs, "all_to_all")
         self._tensors.one_for_each(inputs, "all_to_all")
+        self._tensors.same_dtypes([*outputs, *inputs], "all_to_all")
         return self._do(lambda pace: self._tensors.exchange(pace, outputs, inputs), opts, outputs)
 
     def all_to_all_single(
@@ -225,6 +226,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         opts = c10d.AllToAllOptions() if opts is None else opts
         if not output.is_cpu:
             return self._elsewhere(output, "alltoall_base", output, input, take, give, opts)
+        self._tensors.same_dtypes([output, input], "all_to_all")
         self._tensors.splits(output, take)
         self._tensors.splits(input, give)
 

@@ -223,6 +223,8 @@ class Member:
         )
 
     def _lost(self, outcome: int, culprit: int, what: str) -> str:
+        if culprit < 0:
+            return f"{self.who}: no other rank is there any more that could send anything, in {what}."
         if outcome == LOST:
             how = "died"
         elif self.core.gone(culprit) == GAVE_UP:

@@ -29,7 +29,11 @@ def is_plain(x: Tensor) -> bool:
 
 def plain(x: Tensor) -> Tensor:
     """The tensor itself if it lies in memory as it is counted, else a copy that does."""
-    return x if is_plain(x) else x.contiguous().resolve_conj().resolve_neg()
+    if is_plain(x):
+        return x
+    if x.layout is not torch.strided:
+        raise UsageError(f"shm cannot move a tensor of layout {x.layout}; pass x.to_dense().")
+    return x.contiguous().resolve_conj().resolve_neg()
 
 
 def put(into: Tensor, x: Tensor) -> None:
@@ -183,6 +187,11 @@ class Tensors:
 
     def addresses(self, tensors: dict[int, Tensor]) -> tuple[int, ...]:
         return tuple(tensors[rank].data_ptr() if rank in tensors else 0 for rank in range(self.size))
+
+    def same_dtypes(self, tensors: Sequence[Tensor], call: str) -> None:
+        other = next((x.dtype for x in tensors if x.dtype != tensors[0].dtype), None)
+        if other is not None:
+            raise UsageError(f"{self.member.who}: {call} of {tensors[0].dtype} and {other}: give all the same dtype.")
 
     def one_for_each(self, parts: Sequence[Tensor], call: str) -> None:
         if len(parts) != self.size:
