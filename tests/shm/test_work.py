@@ -111,7 +111,8 @@ REACTIONS = {
     "calls": lambda _, x: dist.all_reduce(x),
     "waits for its call": lambda _, x: dist.all_reduce(x, async_op=True).wait(),
     "waits for its call's future": lambda _, x: dist.all_reduce(x, async_op=True).get_future().wait(),
-    "waits for what was ahead": lambda ahead, x: (ahead.wait(), dist.all_reduce(x)),
+    "waits for what was ahead": lambda ahead, x: (ahead[0].wait(), dist.all_reduce(x)),
+    "waits for the future of what was ahead": lambda ahead, x: (ahead[1].wait(), dist.all_reduce(x)),
 }
 
 
@@ -123,7 +124,8 @@ def call_behind(rank, name):
         dist.recv(word, 0)
     future = dist.all_reduce(first, async_op=True).get_future()
     ahead = dist.all_reduce(second, async_op=True)
-    answered = future.then(lambda _: REACTIONS[name](ahead, third))
+    both = ahead, ahead.get_future()
+    answered = future.then(lambda _: REACTIONS[name](both, third))
     if rank == 0:
         dist.send(word, 1)
     answered.wait()
@@ -149,3 +151,15 @@ def receive_behind(rank):
 
 def test_a_callback_may_receive_the_next_message():
     assert run_ranks(receive_behind, 2, backend="shm") == [([1.0], [1.0] * 3), ([0.0], [0.0] * 3)]
+
+
+def destroy_from_a_callback(rank):
+    group, x = dist.new_group(), torch.ones(300_000)
+    future = dist.all_reduce(x, group=group, async_op=True).get_future()
+    future.then(lambda _: dist.destroy_process_group(group)).wait()
+    dist.barrier()
+    return x.unique().tolist()
+
+
+def test_a_callback_may_destroy_its_group():
+    assert run_ranks(destroy_from_a_callback, 2, backend="shm") == [[2.0]] * 2

@@ -211,10 +211,9 @@ class _Request:
         """Say that it is over; called once."""
         self._sender, self._error, self.over = sender, error, True
         self.work.perform(0)
-        if self.work.watched:  # what is called back may want the next message, and this thread has the turn
-            threading.Thread(target=self.work.announce, daemon=True).start()
-        else:
-            self.work.announce()
+        signal = self.work.settle()
+        if signal is not None:  # what it calls back may want the next message, and this thread has the turn
+            threading.Thread(target=signal.set_result, args=(None,), daemon=True).start()
 
     def _result(self) -> int:
         if self._error is not None:
