@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,13 +49,40 @@ def test_init_takes_gloo_where_there_is_no_room_and_says_so(tmp_path):
     assert "lockstep: 2 ranks, cpu, gloo (the shm backend cannot be used here: File too large" in said
 
 
-def elsewhere(rank, folder):
-    if rank == 1:
-        segment._place = lambda: "another machine"
+def refused(rank, folder):
     store = dist.FileStore(f"{folder}/store", 2)
     with pytest.raises(lockstep.UsageError) as caught:
         dist.init_process_group("shm", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
     return str(caught.value)
+
+
+def unmapped(rank, folder):
+    if rank == 1:  # it can open the segment, and has no addresses to map it at
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 1_000_000, resource.RLIM_INFINITY))
+    return refused(rank, folder)
+
+
+def test_a_rank_that_cannot_map_the_segment_is_named_on_all(tmp_path):
+    for said in run_ranks(unmapped, 2, str(tmp_path), backend=None):
+        assert "rank 1: Cannot allocate memory (no room to map the segment)" in said
+
+
+def test_a_process_whose_status_nobody_has_asked_for_has_ended():
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    try:
+        assert segment._has_ended(child.pid)
+        assert not segment._has_ended(os.getpid())
+    finally:
+        child.wait()
+    assert segment._has_ended(child.pid)
+
+
+def elsewhere(rank, folder):
+    if rank == 1:
+        segment._place = lambda: "another machine"
+    return refused(rank, folder)
 
 
 def test_ranks_on_two_machines_cannot_have_it(tmp_path):
@@ -63,8 +91,6 @@ def test_ranks_on_two_machines_cannot_have_it(tmp_path):
 
 
 def descriptors(rank):
-    from pathlib import Path
-
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         group = dist.new_group(backend="shm")

@@ -254,6 +254,22 @@ def test_coalesced_calls_and_batches():
     assert [([2.0] * 3, [2.0] * 2, 1.0 - rank) for rank in (0, 1)] == run_ranks(coalesced, 2, backend="shm")
 
 
+def of_several_dtypes(rank):
+    dtypes = (torch.float32, torch.int64, torch.bfloat16, torch.float64)
+    sums, parts = ([torch.full((n,), 1 + rank, dtype=dtype) for dtype in dtypes] for n in (3, 1))
+    with dist._coalescing_manager():
+        for x in sums:
+            dist.all_reduce(x)
+    with dist._coalescing_manager():
+        for out, dtype in zip(parts, dtypes, strict=True):
+            dist.reduce_scatter_tensor(out, torch.full((2,), 1 + rank, dtype=dtype))
+    return [x.tolist() for x in sums], [x.tolist() for x in parts]
+
+
+def test_coalesced_calls_may_have_several_dtypes():
+    assert run_ranks(of_several_dtypes, 2, backend="shm") == [([[3.0] * 3] * 4, [[3.0]] * 4)] * 2
+
+
 def started_by_init(rank):
     world = lockstep.init(device="cpu")
     return world.size, dist.get_backend()

@@ -1,10 +1,15 @@
 """send and recv."""
 
+from datetime import timedelta
+
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import run_ranks
+
+import lockstep
 
 
 def cross(rank, count):
@@ -117,3 +122,76 @@ def negated(rank):
 
 def test_lazily_negated_tensors_are_sent_and_received_by_value():
     assert run_ranks(negated, 2, backend="shm")[1] == (-2.0, 5.0)
+
+
+def one_after_another(rank, asked, sent, anyone):
+    """Each message goes out once the one before has arrived: no request may wait for another one's."""
+    if rank == 1:
+        for tag in sent:
+            dist.send(torch.full((30_000 * tag + 1,), tag), 0, tag=tag)
+            dist.recv(torch.zeros(1), 0, tag=99)
+        return None
+    boxes = {tag: torch.zeros(30_000 * tag + 1, dtype=torch.int64) for tag in asked}
+    works = {tag: dist.irecv(boxes[tag], None if tag in anyone else 1, tag=tag) for tag in asked}
+    for tag in sent:
+        works[tag].wait()
+        dist.send(torch.zeros(1), 1, tag=99)
+    return [boxes[tag].unique().tolist() for tag in range(4)]
+
+
+@settings(max_examples=8, deadline=None)
+@given(asked=st.permutations(range(4)), sent=st.permutations(range(4)), anyone=st.sets(st.integers(0, 3), max_size=4))
+def test_requests_are_met_in_whatever_order_their_messages_come(asked, sent, anyone):
+    found = run_ranks(one_after_another, 2, asked, sent, anyone, backend="shm")
+    assert found == [[[tag] for tag in range(4)], None]
+
+
+def no_address(rank):
+    said = []
+    for call in (dist.send, dist.recv):
+        for peer, tag in ((1 - rank, -1), (1 - rank, 2**31), (7, 0)):
+            with pytest.raises(lockstep.UsageError) as caught:
+                call(
+                    torch.ones(1),
+                    group=dist.group.WORLD,
+                    tag=tag,
+                    **{f"group_{'dst' if call is dist.send else 'src'}": peer},
+                )
+            said.append(str(caught.value))
+    return said
+
+
+def test_tags_and_ranks_that_cannot_be_are_refused():
+    for said in run_ranks(no_address, 2, backend="shm"):
+        assert [("tag -1" in a, "tag 2147483648" in b, "no rank 7" in c) for a, b, c in (said[:3], said[3:])] == [
+            (True, True, True)
+        ] * 2
+
+
+def not_after_a_failure(rank):
+    if rank == 1:
+        dist.recv(torch.ones(1), 0)  # rank 0 has given up
+        return None
+    dist.group.WORLD.set_timeout(timedelta(seconds=0.3))
+    with pytest.raises(lockstep.LateRankError):
+        dist.recv(torch.ones(1), 1)
+    with pytest.raises(lockstep.LateRankError, match="ended earlier"):
+        dist.send(torch.ones(1), 1)
+    return "refused"
+
+
+def nobody_else(rank):
+    alone = [dist.new_group([each]) for each in range(2)][rank]
+    with pytest.raises(lockstep.LostRankError) as caught:
+        dist.recv(torch.ones(1), group=alone)
+    return str(caught.value)
+
+
+def test_who_has_nobody_to_receive_from_hears_of_it():
+    for said in run_ranks(nobody_else, 2, backend="shm"):
+        assert "no other rank is there any more that could send anything" in said
+
+
+def test_a_group_that_gave_up_on_a_message_takes_no_other():
+    with pytest.raises(AssertionError, match=r"rank 0 .* gave up after an error of its own"):
+        run_ranks(not_after_a_failure, 2, backend="shm")

@@ -53,6 +53,35 @@ def test_h04_different_dtypes_raise_on_all_ranks():
         assert after == [2.0, 2.0]
 
 
+def sum_of(dtype, *, factor=None):
+    op = dist.ReduceOp.BOR if dtype is torch.uint8 else dist.ReduceOp.SUM
+    op = op if factor is None else dist._make_nccl_premul_sum(factor)
+    dist.all_reduce(torch.ones(4, dtype=dtype), op=op)
+
+
+def scatter_sum_of(dtype, count):
+    dist.reduce_scatter(torch.ones(count, dtype=dtype), [torch.ones(count, dtype=dtype)] * 2)
+
+
+def one_computation(rank):
+    """Calls that differ, and that the core would compute alike."""
+    pairs = (
+        (lambda: sum_of(torch.bool), lambda: sum_of(torch.uint8)),
+        (lambda: sum_of(torch.float32, factor=2.0), lambda: sum_of(torch.float32)),
+        (lambda: scatter_sum_of(torch.complex64, 2), lambda: scatter_sum_of(torch.float32, 4)),
+        (dist.barrier, lambda: dist.broadcast(torch.empty(0, dtype=torch.float8_e8m0fnu), 0)),
+    )
+    return [attempt(rank, pair)[0] for pair in pairs]
+
+
+def test_calls_that_compute_the_same_are_told_apart():
+    for bools, scaled, pairs, eighths in run_ranks(one_computation, 2, backend="shm"):
+        assert "rank 0 called all_reduce (bor) of 4 bool, rank 1 called all_reduce (bor) of 4 uint8" in bools
+        assert "all_reduce (premul-sum) of 4 float32, rank 1 called all_reduce (sum) of 4 float32" in scaled
+        assert "reduce_scatter (sum) of 2 complex64, rank 1 called reduce_scatter (sum) of 4 float32" in pairs
+        assert "broadcast of 0 float8_e8m0fnu from 0" in eighths
+
+
 def h05(rank):
     a, b = torch.ones(4), torch.ones(4)
     orders = [(lambda: dist.all_reduce(a), lambda: dist.broadcast(b, 0))]
@@ -149,6 +178,14 @@ def refused(rank):
         lambda: dist.all_reduce(torch.eye(3).to_sparse_csr()),
         lambda: dist.all_reduce(torch.eye(3).to_sparse(), op=dist.ReduceOp.MAX),
         lambda: dist.all_reduce(torch.ones(3, device="meta")),
+        lambda: dist.broadcast(x, group_src=2),
+        lambda: dist.reduce(x, group_dst=-1),
+        lambda: dist.gather(x, group_dst=2),
+        lambda: dist.scatter(x, group_src=2),
+        lambda: dist.all_reduce(x.to(torch.float8_e5m2), op=dist.ReduceOp.AVG),
+        lambda: dist.broadcast(torch.eye(3).to_sparse(), 0),
+        lambda: dist.group.WORLD.alltoall([x, x], [x.double(), x.double()]),
+        lambda: dist.group.WORLD.alltoall_base(x[:2], x[:2].double(), [], []),
     ):
         with pytest.raises(lockstep.UsageError) as caught:
             call()
@@ -157,9 +194,15 @@ def refused(rank):
 
 
 def test_what_cannot_be_done_says_what_to_write():
-    for band, sizes, csr, largest, device in run_ranks(refused, 2, backend="shm"):
+    for band, sizes, csr, largest, device, *roots, float8, sparse, many, one in run_ranks(refused, 2, backend="shm"):
         assert "shm has no BAND of float32 tensors" in band
         assert "tensor 0 of the list has 2 elements" in sizes
         assert "layout torch.sparse_csr" in csr
         assert "to_dense" in largest
         assert 'init_process_group("cpu:shm,cuda:nccl")' in device
+        for root, text in zip((2, -1, 2, 2), roots, strict=True):
+            assert f"there is no rank {root} in a group of 2" in text
+        assert "Convert the tensor first" in float8
+        assert "cannot move a tensor of layout torch.sparse_coo" in sparse
+        assert "all_to_all of torch.float32 and torch.float64" in many
+        assert "all_to_all of torch.float32 and torch.float64" in one

@@ -105,3 +105,61 @@ def call_from_a_callback(rank):
 
 def test_a_callback_may_call():
     assert run_ranks(call_from_a_callback, 2, backend="shm") == [([2.0, 2.0], [2.0, 2.0])] * 2
+
+
+REACTIONS = {
+    "calls": lambda _, x: dist.all_reduce(x),
+    "waits for its call": lambda _, x: dist.all_reduce(x, async_op=True).wait(),
+    "waits for its call's future": lambda _, x: dist.all_reduce(x, async_op=True).get_future().wait(),
+    "waits for what was ahead": lambda ahead, x: (ahead[0].wait(), dist.all_reduce(x)),
+    "waits for the future of what was ahead": lambda ahead, x: (ahead[1].wait(), dist.all_reduce(x)),
+}
+
+
+def call_behind(rank, name):
+    """On rank 0 the first call is over only once the second is ahead of what its callback does."""
+    first, second, third = (torch.ones(300_000) for _ in range(3))
+    word = torch.zeros(1)
+    if rank == 1:
+        dist.recv(word, 0)
+    future = dist.all_reduce(first, async_op=True).get_future()
+    ahead = dist.all_reduce(second, async_op=True)
+    both = ahead, ahead.get_future()
+    answered = future.then(lambda _: REACTIONS[name](both, third))
+    if rank == 0:
+        dist.send(word, 1)
+    answered.wait()
+    ahead.wait()
+    return [x.unique().tolist() for x in (first, second, third)]
+
+
+@pytest.mark.parametrize("name", REACTIONS)
+def test_a_callback_may_wait_for_what_is_done_in_its_own_thread(name):
+    """As torch's PowerSGD does."""
+    assert run_ranks(call_behind, 2, name, backend="shm") == [[[2.0]] * 3] * 2
+
+
+def receive_behind(rank):
+    first, second = torch.zeros(300_000), torch.zeros(3)
+    future = dist.irecv(first, 1 - rank).get_future().then(lambda _: dist.recv(second, 1 - rank))
+    sent = [dist.isend(torch.full((count,), float(rank)), 1 - rank) for count in (300_000, 3)]
+    future.wait()
+    for work in sent:
+        work.wait()
+    return first.unique().tolist(), second.tolist()
+
+
+def test_a_callback_may_receive_the_next_message():
+    assert run_ranks(receive_behind, 2, backend="shm") == [([1.0], [1.0] * 3), ([0.0], [0.0] * 3)]
+
+
+def destroy_from_a_callback(rank):
+    group, x = dist.new_group(), torch.ones(300_000)
+    future = dist.all_reduce(x, group=group, async_op=True).get_future()
+    future.then(lambda _: dist.destroy_process_group(group)).wait()
+    dist.barrier()
+    return x.unique().tolist()
+
+
+def test_a_callback_may_destroy_its_group():
+    assert run_ranks(destroy_from_a_callback, 2, backend="shm") == [[2.0]] * 2

@@ -17,7 +17,11 @@ KINDS = (
 ALL_REDUCE, REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, GATHER, SCATTER, ALL_TO_ALL, BARRIER = range(1, 10)
 
 OPS = ("", "sum", "avg", "product", "min", "max", "band", "bor", "bxor")
-_OPS = {name.upper(): number for number, name in enumerate(OPS)} | {"PREMUL_SUM": OPS.index("sum")}
+OF_BOOL, OF_COMPLEX, SCALED = 1 << 8, 1 << 9, 1 << 10
+"""Added to an operation's number, which the core goes by without them: ranks compare what was called, not only what is
+computed."""
+
+_OPS = {name.upper(): number for number, name in enumerate(OPS)} | {"PREMUL_SUM": 1 | SCALED}
 
 # The first ones can be reduced; all can be moved. The order is that of the core, and the same on all ranks.
 _REDUCIBLE = (
@@ -37,7 +41,7 @@ _REDUCIBLE = (
 DTYPES: tuple[torch.dtype, ...] = (
     *(getattr(torch, name) for name in _REDUCIBLE),
     *(torch.bool, torch.complex64, torch.complex128, torch.complex32),
-    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz),
+    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
 )
 NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 UNKNOWN = len(DTYPES)
@@ -45,6 +49,7 @@ UNKNOWN = len(DTYPES)
 HALVES = (torch.float16, torch.bfloat16)
 _FLOATING = frozenset({torch.float32, torch.float64, *HALVES})
 _COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64, torch.complex32: torch.float16}
+_WHOLES = {part: whole for whole, part in _COMPLEX.items()}
 # True and False stay what they are: their sum is "any", their product "all".
 OF_BOOLS = {"SUM": "BOR", "PRODUCT": "BAND", "MIN": "BAND", "MAX": "BOR", "BAND": "BAND", "BOR": "BOR", "BXOR": "BXOR"}
 
@@ -57,12 +62,13 @@ def reduction(dtype: torch.dtype, name: str) -> Reduction | None:
 
     Example:
         >>> reduction(torch.complex64, "SUM"), reduction(torch.int32, "AVG")
-        ((1, 0, 2), None)
+        ((513, 0, 2), None)
     """
     if dtype is torch.bool:
-        return (_OPS[OF_BOOLS[name]], NUMBERS[torch.uint8], 1) if name in OF_BOOLS else None
+        return (_OPS[OF_BOOLS[name]] | OF_BOOL, NUMBERS[torch.uint8], 1) if name in OF_BOOLS else None
     if dtype in _COMPLEX:
-        return (_OPS[name], NUMBERS[_COMPLEX[dtype]], 2) if name in ("SUM", "AVG", "PREMUL_SUM") else None
+        fits = name in ("SUM", "AVG", "PREMUL_SUM")
+        return (_OPS[name] | OF_COMPLEX, NUMBERS[_COMPLEX[dtype]], 2) if fits else None
     if name not in _OPS or NUMBERS.get(dtype, UNKNOWN) >= len(_REDUCIBLE):
         return None
     bits = name in ("BAND", "BOR", "BXOR")
@@ -81,11 +87,11 @@ REDUCTIONS = {
 
 def refuse_reduction(dtype: torch.dtype, op: object, who: str) -> UsageError:
     """What to say where there is no such reduction."""
-    name = str(op).rpartition(".")[2]
-    advice = {
-        "AVG": "A mean of whole numbers is rarely whole: reduce their SUM, and divide in the dtype that you want.",
-        "PREMUL_SUM": "Multiply before, and reduce the SUM.",
-    }.get(name, "Convert the tensor first.")
+    name, advice = str(op).rpartition(".")[2], "Convert the tensor first."
+    if name == "AVG" and not dtype.is_floating_point:
+        advice = "A mean of whole numbers is rarely whole: reduce their SUM, and divide in the dtype that you want."
+    elif name == "PREMUL_SUM" and not dtype.is_floating_point:
+        advice = "Multiply before, and reduce the SUM."
     return UsageError(f"{who}: shm has no {name} of {str(dtype).removeprefix('torch.')} tensors. {advice}")
 
 
@@ -97,12 +103,20 @@ def describe(words: tuple[int, int, int, int, int, int]) -> str:
         'broadcast of 4 float32 from 1'
         >>> describe((7, ALL_REDUCE, 1, 11, 0, 8))
         'all_reduce (sum) of 8 int64'
+        >>> describe((7, ALL_REDUCE, 1 | OF_COMPLEX | SCALED, 0, 0, 8))
+        'all_reduce (premul-sum) of 4 complex64'
     """
     _, kind, op, number, root, count = words
     if kind == BARRIER:
         return "barrier"
-    dtype = str(DTYPES[number]).removeprefix("torch.") if number < UNKNOWN else "other"
-    text = f"{KINDS[kind]}{f' ({OPS[op]})' if op else ''}"
+    type_ = DTYPES[number] if number < UNKNOWN else "other"
+    if op & OF_BOOL:
+        type_ = torch.bool
+    elif op & OF_COMPLEX and type_ in _WHOLES:  # the core counts both parts
+        type_, count = _WHOLES[type_], count // 2
+    dtype = str(type_).removeprefix("torch.")
+    name = "premul-sum" if op & SCALED else OPS[op & 255]
+    text = f"{KINDS[kind]}{f' ({name})' if name else ''}"
     text += f" of {count} {dtype}" if kind != ALL_TO_ALL else f" of {dtype}"
     link = {REDUCE: "to", GATHER: "to", BROADCAST: "from", SCATTER: "from"}.get(kind)
     return f"{text} {link} {root}" if link else text

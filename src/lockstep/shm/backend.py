@@ -14,14 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
-from lockstep.errors import UsageError
 from lockstep.shm import agreement as agreed
 from lockstep.shm import devices
 from lockstep.shm.member import Member
 from lockstep.shm.messages import Messages
 from lockstep.shm.segment import create
 from lockstep.shm.sparse import sparse_sum
-from lockstep.shm.tensors import Tensors, plain, small
+from lockstep.shm.tensors import Tensors, plain, put, small
 from lockstep.shm.work import Finished, Job, Lane, Pending
 
 NOTHING = Finished([])
@@ -49,7 +48,6 @@ class SharedMemoryGroup(dist.ProcessGroup):
         self._messages = Messages(member, size)
         self._name, self._desc = "", ""
         self._coalescing: list[dist.Work] | None = None
-        self._open = True
 
     # Reductions
 
@@ -60,10 +58,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
             return self._elsewhere(tensors[0], "allreduce", tensors, opts)
         if any(x.layout is not torch.strided for x in tensors):
             return self._do(sparse_sum(self._tensors, tensors, opts.reduceOp.op), opts, tensors)
-        op = self._tensors.operation(tensors[0], opts.reduceOp)
+        ops = [self._tensors.operation(x, opts.reduceOp) for x in tensors]
 
         def job(pace: int) -> None:
-            for x in tensors:
+            for x, op in zip(tensors, ops, strict=True):
                 self._tensors.reduce(pace, agreed.ALL_REDUCE, x, op, 0)
 
         return self._do(job, opts, tensors, small=small(tensors))
@@ -78,7 +76,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Reduce in place, on one rank; the others keep what they have."""
         if not tensors[0].is_cpu:
             return self._elsewhere(tensors[0], "reduce", tensors, opts)
-        op, root = self._tensors.operation(tensors[0], opts.reduceOp), opts.rootRank
+        op, root = self._tensors.operation(tensors[0], opts.reduceOp), self._tensors.root(opts.rootRank, "reduce")
 
         def job(pace: int) -> None:
             self._tensors.reduce(pace, agreed.REDUCE, tensors[0], op, root)
@@ -90,9 +88,10 @@ class SharedMemoryGroup(dist.ProcessGroup):
         opts = c10d.ReduceScatterOptions() if opts is None else opts
         if not outputs[0].is_cpu:
             return self._elsewhere(outputs[0], "reduce_scatter", outputs, inputs, opts)
-        self._tensors.same_sizes(outputs[0], inputs[0], "reduce_scatter")
         op = self._tensors.operation(outputs[0], opts.reduceOp)
-        return self._do(lambda pace: self._tensors.reduce_parts(pace, outputs[0], inputs[0], op), opts, outputs)
+        uneven = self._tensors.uneven(outputs[0], inputs[0], "reduce_scatter")
+        reduce = self._tensors.reduce_uneven if uneven else self._tensors.reduce_parts
+        return self._do(lambda pace: reduce(pace, outputs[0], inputs[0], op), opts, outputs)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:  # noqa: A002
         """Reduce, and give each rank its part along the first dimension."""
@@ -105,12 +104,12 @@ class SharedMemoryGroup(dist.ProcessGroup):
         opts = c10d.ReduceScatterOptions() if opts is None else opts
         if not outputs[0].is_cpu:
             return self._elsewhere(outputs[0], "reduce_scatter_tensor_coalesced", outputs, inputs, opts)
-        op = self._tensors.operation(outputs[0], opts.reduceOp)
+        ops = [self._tensors.operation(out, opts.reduceOp) for out in outputs]
         for out, x in zip(outputs, inputs, strict=True):
             self._tensors.whole_multiple(out, x, "reduce_scatter")
 
         def job(pace: int) -> None:
-            for out, x in zip(outputs, inputs, strict=True):
+            for out, x, op in zip(outputs, inputs, ops, strict=True):
                 self._tensors.reduce_parts(pace, out, self._tensors.equal_parts(plain(x)), op)
 
         return self._do(job, opts, outputs)
@@ -123,7 +122,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Give every rank what the root has."""
         if not tensors[0].is_cpu:
             return self._elsewhere(tensors[0], "broadcast", tensors, opts)
-        root = opts.rootRank
+        root = self._tensors.root(opts.rootRank, "broadcast")
 
         def job(pace: int) -> None:
             for x in tensors:
@@ -170,7 +169,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
                 parts = dict(enumerate(self._tensors.equal_parts(whole)))
                 self._tensors.move(pace, agreed.ALL_GATHER, 0, x, [x], parts)
                 if whole is not out:
-                    out.copy_(whole)
+                    put(out, whole)
 
         return self._do(job, opts, outputs, small=small(inputs))
 
@@ -180,7 +179,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Give the root a list of what all have."""
         if not inputs[0].is_cpu:
             return self._elsewhere(inputs[0], "gather", outputs, inputs, opts)
-        root, x = opts.rootRank, inputs[0]
+        root, x = self._tensors.root(opts.rootRank, "gather"), inputs[0]
         out = outputs[0] if self._rank == root else []
         if self._rank == root:
             self._tensors.same_sizes(x, out, "gather")
@@ -195,7 +194,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Give every rank the entry of its number in the root's list."""
         if not outputs[0].is_cpu:
             return self._elsewhere(outputs[0], "scatter", outputs, inputs, opts)
-        root, out = opts.rootRank, outputs[0]
+        root, out = self._tensors.root(opts.rootRank, "scatter"), outputs[0]
         parts = inputs[0] if self._rank == root else None
         if parts is not None:
             self._tensors.same_sizes(out, parts, "scatter")
@@ -212,6 +211,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             return self._elsewhere(outputs[0], "alltoall", outputs, inputs, opts)
         self._tensors.one_for_each(outputs, "all_to_all")
         self._tensors.one_for_each(inputs, "all_to_all")
+        self._tensors.same_dtypes([*outputs, *inputs], "all_to_all")
         return self._do(lambda pace: self._tensors.exchange(pace, outputs, inputs), opts, outputs)
 
     def all_to_all_single(
@@ -226,6 +226,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         opts = c10d.AllToAllOptions() if opts is None else opts
         if not output.is_cpu:
             return self._elsewhere(output, "alltoall_base", output, input, take, give, opts)
+        self._tensors.same_dtypes([output, input], "all_to_all")
         self._tensors.splits(output, take)
         self._tensors.splits(input, give)
 
@@ -233,7 +234,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             whole = plain(output)
             self._tensors.exchange(pace, self._tensors.split(whole, take), self._tensors.split(plain(input), give))
             if whole is not output:
-                output.copy_(whole)
+                put(output, whole)
 
         return self._do(job, opts, [output])
 
@@ -357,8 +358,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave: what is still going on here ends, and who waits for this rank hears of it."""
-        if self._open:
-            self._open = False
+        if not self._member.over:
+            self._member.over = "this process group has been destroyed; make a new one."
             self._member.stop()
             self._lane.close(10.0)
             self._messages.close(10.0)
@@ -370,8 +371,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def _do(self, job: Job, opts: Any, result: list[Tensor], *, small: bool = False) -> Any:
         """Do it now or later, as the caller wants it; a small one that is wanted later is begun at once."""
-        if not self._open:
-            raise UsageError(f"{self._member.who}: this process group has been destroyed; make a new one.")
+        if self._member.over:
+            self._member.refuse_if_over()
         if self._coalescing is not None:
             return self._collect(self._lane.later(job, result))
         if opts.asyncOp:

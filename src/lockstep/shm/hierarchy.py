@@ -18,7 +18,7 @@ from lockstep.shm.backend import SharedMemoryGroup
 from lockstep.shm.member import Member
 from lockstep.shm.nodewise import Nodewise
 from lockstep.shm.segment import create
-from lockstep.shm.tensors import plain
+from lockstep.shm.tensors import plain, put
 from lockstep.world.place import find_place
 
 
@@ -114,9 +114,11 @@ class Hierarchy(SharedMemoryGroup):
         if not tensors[0].is_cpu:
             return self._gloo(tensors[0], "broadcast", tensors, opts)
 
+        root = self._tensors.root(opts.rootRank, "broadcast")
+
         def job(_: object) -> None:
             for x in tensors:
-                self._nodewise.broadcast(x, opts.rootRank)
+                self._nodewise.broadcast(x, root)
 
         return self._do(job, opts, tensors)
 
@@ -147,7 +149,7 @@ class Hierarchy(SharedMemoryGroup):
                 whole = plain(out)
                 self._nodewise.gather_all(x, self._tensors.equal_parts(whole))
                 if whole is not out:
-                    out.copy_(whole)
+                    put(out, whole)
 
         return self._do(job, opts, outputs)
 
@@ -158,8 +160,9 @@ class Hierarchy(SharedMemoryGroup):
         opts = c10d.ReduceScatterOptions() if opts is None else opts
         if not outputs[0].is_cpu:
             return self._gloo(outputs[0], "reduce_scatter", outputs, inputs, opts)
-        self._tensors.same_sizes(outputs[0], inputs[0], "reduce_scatter")
         self._nodewise.below._tensors.operation(outputs[0], opts.reduceOp)
+        if self._tensors.uneven(outputs[0], inputs[0], "reduce_scatter"):
+            return self._gloo(outputs[0], "reduce_scatter", outputs, inputs, opts)
         return self._do(lambda _: self._nodewise.reduce_parts(outputs[0], inputs[0], opts.reduceOp), opts, outputs)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
@@ -261,6 +264,5 @@ class Hierarchy(SharedMemoryGroup):
     def _gloo(self, x: Tensor, method: str, *args: Any) -> Any:
         if not x.is_cpu:
             return self._elsewhere(x, method, *args)
-        if not self._open:
-            raise UsageError(f"{self._member.who}: this process group has been destroyed.")
+        self._member.refuse_if_over()
         return self._collect(getattr(self._plain, method)(*args))

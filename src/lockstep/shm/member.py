@@ -2,9 +2,12 @@
 
 import os
 import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from lockstep.errors import LateRankError, LockstepError, LostRankError, MismatchError
+from lockstep.errors import LateRankError, LockstepError, LostRankError, MismatchError, UsageError
 from lockstep.shm.agreement import describe, say_difference
 from lockstep.shm.naming import count_group
 from lockstep.shm.pace import AT_ONCE, UnfinishedError
@@ -28,6 +31,10 @@ SPINS_BESIDE = 100
 """The same for a thread that works beside its caller, which needs the core for something better."""
 
 
+MOMENT = 0.05
+"""Seconds that who takes a message from anybody waits before looking whether another thread has taken it."""
+
+
 class Member:
     """This process in a segment. Calls come one at a time; messages one at a time for each peer and direction.
 
@@ -43,6 +50,7 @@ class Member:
         self.core = meeting.core
         self.timeout = timeout
         self.pids = meeting.pids
+        self.over = ""  # why nothing can be called any more, if that is so
         self.places = 0  # tensors that all ranks have mapped (`lockstep.shm.placed`)
         self._meeting, self._rank, self._names = meeting, rank, names
         self.nth = count_group("shm", names)
@@ -55,6 +63,7 @@ class Member:
         patient = SPINS_BESIDE if crowded else SPINS
         self._spins = (SPINS_BESIDE, patient, 0, patient)  # by pace
         self._yields = (0, 0 if crowded else YIELDS, 0, 0)
+        _members.add(self)
 
     @property
     def who(self) -> str:
@@ -108,29 +117,33 @@ class Member:
 
     def send(self, pace: int, peer: int, address: int, size: int, tag: int, number: int) -> None:
         """Send one message; `number` stands for its dtype."""
-        verdict = self.core.send(peer, address, size, tag, number, self.timeout, self._spins[pace])
-        self._raise_for_message(verdict, f"send to rank {self._names[peer]}")
+        arguments = (peer, address, size, tag, number, self.timeout, self._spins[pace])
+        self._message(f"send to rank {self._names[peer]}", self.core.send, *arguments)
 
     def open(self, pace: int, peer: int) -> tuple[int, int, int]:
         """Bytes, tag and dtype of the next message from ``peer``."""
-        found = self.core.open(peer, self.timeout, self._spins[pace])
-        if isinstance(found, int):
-            self._raise_for_message(found, f"recv from rank {self._names[peer]}")
-            raise AssertionError("an opened message has an envelope")
-        return found
+        what = f"recv from rank {self._names[peer]}"
+        envelope: tuple[int, int, int] = self._message(what, self.core.open, peer, self.timeout, self._spins[pace])
+        return envelope
 
     def read(self, pace: int, peer: int, address: int, size: int) -> None:
         """Take the bytes of the message that was opened."""
-        verdict = self.core.read(peer, address, size, self.timeout, self._spins[pace])
-        self._raise_for_message(verdict, f"recv from rank {self._names[peer]}")
+        what = f"recv from rank {self._names[peer]}"
+        self._message(what, self.core.read, peer, address, size, self.timeout, self._spins[pace])
 
-    def find_mail(self) -> int:
-        """Give a peer that has sent something; wait for one if need be."""
-        found = self.core.mail(self.timeout)
-        if isinstance(found, int):
-            self._raise_for_message(found, "recv from any rank")
-            raise AssertionError("mail has a sender")
-        return found[0]
+    def find_mail(self, deadline: float) -> bool:
+        """Wait a moment for a message from anybody, and say whether there is one; raises if the deadline passes."""
+        left = deadline - time.monotonic()
+        found = self.core.mail(min(left, MOMENT))
+        if found == LATE and left > MOMENT:
+            return False
+        self._message("recv from any rank", lambda: found)
+        return True
+
+    def refuse_if_over(self) -> None:
+        """Raise, if nothing can be called any more."""
+        if self.over:
+            raise UsageError(f"{self.who}: {self.over}")
 
     def refuse(self, text: str) -> MismatchError:
         """Say that a message is not what was expected."""
@@ -153,9 +166,19 @@ class Member:
         assert failure is not None
         return type(failure)(f"{self.who}: this shm group ended earlier: {failure}")
 
-    def _raise_for_message(self, verdict: int, what: str) -> None:
-        if verdict:
-            raise self._explain(verdict & 255, (verdict >> 8) - 1, what, self.timeout, self._late_message)
+    def _message(self, what: str, act: Callable[..., Any], *arguments: object) -> Any:
+        """What the core gives, unless it is a verdict other than that all is well."""
+        if self._failure is not None:
+            raise self._again()
+        try:
+            found = act(*arguments)
+        except BaseException:  # a signal's handler raised: nobody knows how much of the message has passed
+            self.core.leave(GAVE_UP)
+            self._failure = LostRankError(f"{self.who} was interrupted in {what}.")
+            raise
+        if isinstance(found, int) and found:
+            raise self._explain(found & 255, (found >> 8) - 1, what, self.timeout, self._late_message)
+        return found
 
     def _explain(
         self, outcome: int, culprit: int, what: str, seconds: float, late: Callable[[int, str, float], str]
@@ -202,6 +225,8 @@ class Member:
         )
 
     def _lost(self, outcome: int, culprit: int, what: str) -> str:
+        if culprit < 0:
+            return f"{self.who}: no other rank is there any more that could send anything, in {what}."
         remedy = "Look for its own error first."
         if outcome == LOST:
             how = "died"
@@ -234,3 +259,18 @@ def _cores_of(pid: int) -> set[int]:
         return os.sched_getaffinity(pid)
     except OSError:  # it has ended, or another user's
         return set()
+
+
+_members: "weakref.WeakSet[Member]" = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """A process that the rank has forked is none itself: it must not speak in the rank's name, nor leave in it."""
+    for member in _members:
+        member.over = (
+            f"process {os.getpid()} was forked from this rank and is none itself. Call collectives in the rank: not in "
+            f"a data loader's workers, for one."
+        )
+
+
+os.register_at_fork(after_in_child=_disown)

@@ -13,7 +13,7 @@ from lockstep.shm.agreement import HALVES, NUMBERS, UNKNOWN
 from lockstep.shm.combine import combine
 from lockstep.shm.crossing import Call, Crossing
 from lockstep.shm.frames import SMALL, Words
-from lockstep.shm.tensors import plain
+from lockstep.shm.tensors import plain, put
 from lockstep.shm.wire import Wire
 
 BLOCK = 1 << 20
@@ -62,7 +62,7 @@ class Nodewise(Crossing):
             found = self._small(
                 call, flat, lambda rows: rows[place if here else 0], lambda rows: rows[node], flat.numel()
             )
-            x.copy_(found.view(x.shape))
+            put(x, found.view(x.shape))
             return
 
         self._large(
@@ -73,7 +73,7 @@ class Nodewise(Crossing):
             _nothing if here else self._give,
         )
         if x.data_ptr() != flat.data_ptr():
-            x.copy_(flat.view(x.shape))
+            put(x, flat.view(x.shape))
 
     def gather_all(self, x: Tensor, outs: Sequence[Tensor]) -> None:
         """Give every rank what all have."""
@@ -89,7 +89,7 @@ class Nodewise(Crossing):
             whole = self._gather_large(call, flat, torch.empty(shape, dtype=x.dtype))
         for node, ranks in enumerate(self._nodes):
             for place, rank in enumerate(ranks):
-                outs[rank].copy_(whole[node, place].view(outs[rank].shape))
+                put(outs[rank], whole[node, place].view(outs[rank].shape))
 
     def _gather_large(self, call: Call, flat: Tensor, whole: Tensor) -> Tensor:
         own = whole[self._node]
@@ -97,7 +97,7 @@ class Nodewise(Crossing):
         opts.asyncOp = False
 
         def across(wire: Wire, words: Words, block: Tensor) -> None:
-            block.view(-1).copy_(wire.collect(words, own.view(-1).view(torch.uint8)).view(block.dtype))
+            put(block.view(-1), wire.collect(words, own.view(-1).view(torch.uint8)).view(block.dtype))
 
         self._large(
             call,
@@ -123,7 +123,7 @@ class Nodewise(Crossing):
             width = each * block.element_size()
             give, take = [len(ranks) * width for ranks in self._nodes], [here * width] * wire.nodes
             rows = wire.exchange(words, block.view(torch.uint8), give, take).view(block.dtype)
-            mine.copy_(combine(rows.chunk(wire.nodes), _sum(name)))
+            put(mine, combine(rows.chunk(wire.nodes), _sum(name)))
 
         opts = c10d.ScatterOptions()
         opts.rootRank, opts.asyncOp = 0, False
@@ -173,7 +173,7 @@ def _sum_between(wire: Wire, words: Words, flat: Tensor, name: str) -> None:
     sizes = [each * flat.element_size()] * wire.nodes
     parts = wire.exchange(words, padded.view(torch.uint8), sizes, sizes).view(flat.dtype).chunk(wire.nodes)
     whole = wire.collect(words, combine(parts, name).view(torch.uint8)).view(flat.dtype)
-    flat.copy_(whole[: flat.numel()])
+    put(flat, whole[: flat.numel()])
 
 
 def _sum(name: str) -> str:
@@ -189,7 +189,7 @@ def _put_back(flat: Tensor, x: Tensor, name: str, size: int) -> None:
     if name == "AVG":
         flat = flat / size
     if flat.data_ptr() != x.data_ptr():
-        x.copy_(flat.view(x.shape))
+        put(x, flat.view(x.shape))
 
 
 def _pad(flat: Tensor, count: int) -> Tensor:

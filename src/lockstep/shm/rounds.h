@@ -85,15 +85,19 @@ static enum outcome publish(struct group *g, struct patience *p, const struct jo
         if (mine && !g->pending) memcpy(front_of(g, next_board(g)), mine + at, n);
         enum outcome why = end_round(g, p, job, at == 0);
         if (why != DONE) return why;
+        /* The own part first: it may lie where another rank's goes. */
+        char *own = job->out[g->rank];
+        if (own && own != mine) memmove(own + at, mine + at, n);
         for (int from = 0; from < g->size; from++) {
-            if (!job->out[from]) continue;
-            const char *source = from == g->rank ? mine + at : front_of(g, shown_by(g, from));
-            if (source != job->out[from] + at) memmove(job->out[from] + at, source, n);
+            if (from != g->rank && job->out[from]) memcpy(job->out[from] + at, front_of(g, shown_by(g, from)), n);
         }
         at += n;
     } while (at < bytes);
     return DONE;
 }
+
+/* Without what it is only compared by. */
+static enum op operation(const struct job *job) { return (enum op)(job->words.op & 255); }
 
 static uint64_t most_given(const struct group *g) {
     uint64_t most = 0;
@@ -134,7 +138,7 @@ static void reduce_pockets(struct group *g, const struct job *job, size_t at, si
         sources[from] = from == g->rank ? job->in[from] + at : front_of(g, shown_by(g, from)) + (size_t)g->rank * pocket;
     }
     size_t n = piece(job->words.count, job->width, at, pocket) / job->width;
-    reduce_all(job->words.op, job->words.type, job->out[g->rank] + at, NULL, sources, g->size, n);
+    reduce_all(operation(job), job->words.type, job->out[g->rank] + at, NULL, sources, g->size, n);
 }
 
 static enum outcome hand_out(struct group *g, struct patience *p, const struct job *job) {
@@ -169,7 +173,7 @@ static enum outcome reduce_small(struct group *g, struct patience *p, const stru
     enum outcome why = end_round(g, p, job, true);
     if (why != DONE || !wants_result(g, job)) return why;
     for (int rank = 0; rank < g->size; rank++) sources[rank] = rank == g->rank ? job->in[0] : front_of(g, shown_by(g, rank));
-    reduce_all(job->words.op, job->words.type, job->out[0], NULL, sources, g->size, job->words.count);
+    reduce_all(operation(job), job->words.type, job->out[0], NULL, sources, g->size, job->words.count);
     return DONE;
 }
 
@@ -205,9 +209,9 @@ static void reduce_slice(struct group *g, const struct job *job, struct part par
     char *back = back_of(g, next_board(g));
     for (int rank = 0; rank < g->size; rank++) sources[rank] = rank == g->rank ? job->in[0] + here : front_of(g, shown_by(g, rank)) + start;
     if (wants_result(g, job)) {
-        reduce_all(job->words.op, job->words.type, job->out[0] + here, back, sources, g->size, slice_count(&part, g->rank));
+        reduce_all(operation(job), job->words.type, job->out[0] + here, back, sources, g->size, slice_count(&part, g->rank));
     } else {
-        reduce_all(job->words.op, job->words.type, back, NULL, sources, g->size, slice_count(&part, g->rank));
+        reduce_all(operation(job), job->words.type, back, NULL, sources, g->size, slice_count(&part, g->rank));
     }
 }
 
@@ -230,7 +234,7 @@ static enum outcome reduce_there(struct group *g, struct patience *p, const stru
         n = smaller(end - at, BLOCK);
         for (int rank = 0; rank < g->size; rank++) sources[rank] = job->home[rank] + at * job->width;
         char *out = job->home[g->rank] + at * job->width;
-        reduce_all(job->words.op, job->words.type, out, NULL, sources, g->size, n);
+        reduce_all(operation(job), job->words.type, out, NULL, sources, g->size, n);
         for (int rank = 0; rank < g->size; rank++) {
             if (rank != g->rank) memcpy(job->home[rank] + at * job->width, out, n * job->width);
         }

@@ -43,7 +43,7 @@ struct words {
     uint64_t sequence;
     uint64_t count; /* elements of one part */
     uint32_t kind;  /* enum kind */
-    uint32_t op;    /* enum op; 0 where nothing is reduced */
+    uint32_t op;    /* enum op in its lowest byte, 0 where nothing is reduced; above it what is only compared */
     uint32_t type;  /* a number for the dtype; below TYPES it can be reduced */
     uint32_t root;
 };

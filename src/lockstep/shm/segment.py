@@ -117,9 +117,14 @@ def create(store: Store, rank: int, size: int, timeout: float) -> Meeting:
         watch, watching = _watch(table.pids, rank, descriptors)
         table.put("mapped", {"trouble": seen["trouble"] or watching})
         table.raise_first_trouble("mapped")
-        core = _core.Segment(fd, rank, size, CHUNK, channel, watch)
-        table.put("ready", {"trouble": ""})  # rank 0 keeps its descriptor until all have mapped
+        core, trouble = None, ""
+        try:
+            core = _core.Segment(fd, rank, size, CHUNK, channel, watch)
+        except OSError as error:
+            trouble = f"{error.strerror} (no room to map the segment)"
+        table.put("ready", {"trouble": trouble})  # rank 0 keeps its descriptor until all have mapped
         table.raise_first_trouble("ready")
+        assert core is not None
         descriptors.keep(watch)
         return Meeting(core, table.pids, watch, channel)
 
@@ -208,6 +213,15 @@ def _watch(pids: tuple[int, ...], rank: int, descriptors: _Descriptors) -> tuple
         return (), f"the processes of the other ranks cannot be watched ({error.strerror})"
 
 
+def _has_ended(pid: int) -> bool:
+    """Whether a process has ended, though whoever started it may not have asked for its status yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return True
+    return state in "ZX"
+
+
 class _Table:
     """Rows that the ranks show each other through the store; waiting for one ends if its rank dies."""
 
@@ -241,7 +255,7 @@ class _Table:
             raise _unusable(trouble)
 
     def _give_up(self, key: str, peer: int) -> None:
-        if self.pids and peer != self._rank and not Path(f"/proc/{self.pids[peer]}").exists():
+        if self.pids and peer != self._rank and _has_ended(self.pids[peer]):
             raise LostRankError(
                 f"rank {self._rank} of {self._size}: rank {peer} (pid {self.pids[peer]}) died while the ranks were "
                 f"making their shared segment. Look for its own error first."

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lockstep.errors import MismatchError, UsageError
 from lockstep.shm.agreement import HALVES
-from lockstep.shm.tensors import Tensors
+from lockstep.shm.tensors import Tensors, put
 from lockstep.shm.work import Job
 
 
@@ -63,7 +63,7 @@ def _sum(how: Tensors, pace: int, x: Tensor) -> None:
     total = parts[0]
     for part in parts[1:]:
         total = total + part
-    x.copy_(total.coalesce().to(x.dtype))
+    put(x, total.coalesce().to(x.dtype))
 
 
 def _padded(rows: Tensor, count: int) -> Tensor:

@@ -29,7 +29,17 @@ def is_plain(x: Tensor) -> bool:
 
 def plain(x: Tensor) -> Tensor:
     """The tensor itself if it lies in memory as it is counted, else a copy that does."""
-    return x if is_plain(x) else x.contiguous().resolve_conj().resolve_neg()
+    if is_plain(x):
+        return x
+    if x.layout is not torch.strided:
+        raise UsageError(f"shm cannot move a tensor of layout {x.layout}; pass x.to_dense().")
+    return x.contiguous().resolve_conj().resolve_neg()
+
+
+def put(into: Tensor, x: Tensor) -> None:
+    """Overwrite a tensor as a backend in C++ does, which knows neither of gradients nor of inference mode."""
+    with torch.inference_mode():
+        into.copy_(x)
 
 
 def small(tensors: Sequence[Tensor]) -> bool:
@@ -71,7 +81,7 @@ class Tensors:
             flat.data_ptr(),
         )
         if flat is not x and (kind == agreed.ALL_REDUCE or root == self.rank):
-            x.copy_(flat)
+            put(x, flat)
 
     def prepare_sum(self, x: Tensor, placed: Placed | None = None) -> Job:
         """Settle once all that a sum in place of the same memory needs: who sums in every step saves half of the call.
@@ -110,7 +120,14 @@ class Tensors:
             count,
         )
         if flat is not out:
-            out.copy_(flat)
+            put(out, flat)
+
+    def reduce_uneven(self, pace: int, out: Tensor, parts: Sequence[Tensor], op: Operation) -> None:
+        """The same of parts that are not all of one size, one after another."""
+        for root, part in enumerate(parts):
+            if root == self.rank:
+                put(out, part)
+            self.reduce(pace, agreed.REDUCE, out if root == self.rank else part, op, root)
 
     def move(
         self,
@@ -141,7 +158,7 @@ class Tensors:
         )
         for rank, target in targets.items():
             if outs and target is not outs[rank]:
-                outs[rank].copy_(target)
+                put(outs[rank], target)
 
     def line_up(self, pace: int, x: Tensor) -> list[Tensor]:
         """Every rank's ``x``, by rank."""
@@ -166,16 +183,34 @@ class Tensors:
         )
         for out, target in zip(outs, targets, strict=True):
             if target is not out:
-                out.copy_(target)
+                put(out, target)
 
     def addresses(self, tensors: dict[int, Tensor]) -> tuple[int, ...]:
         return tuple(tensors[rank].data_ptr() if rank in tensors else 0 for rank in range(self.size))
+
+    def same_dtypes(self, tensors: Sequence[Tensor], call: str) -> None:
+        other = next((x.dtype for x in tensors if x.dtype != tensors[0].dtype), None)
+        if other is not None:
+            raise UsageError(f"{self.member.who}: {call} of {tensors[0].dtype} and {other}: give all the same dtype.")
 
     def one_for_each(self, parts: Sequence[Tensor], call: str) -> None:
         if len(parts) != self.size:
             raise UsageError(
                 f"{self.member.who}: {call} takes a list of {self.size} tensors, one for each rank, not {len(parts)}."
             )
+
+    def root(self, rank: int, call: str) -> int:
+        if not 0 <= rank < self.size:
+            raise UsageError(f"{self.member.who}: {call}: there is no rank {rank} in a group of {self.size}.")
+        return rank
+
+    def uneven(self, out: Tensor, parts: Sequence[Tensor], call: str) -> bool:
+        """Whether the parts differ in size, which they may: this rank's is as large as ``out``."""
+        self.one_for_each(parts, call)
+        uneven = len({part.numel() for part in parts}) > 1
+        own = [part if i == self.rank or part.dtype != out.dtype else out for i, part in enumerate(parts)]
+        self.same_sizes(out, own if uneven else parts, call)
+        return uneven
 
     def same_sizes(self, x: Tensor, parts: Sequence[Tensor], call: str) -> None:
         self.one_for_each(parts, call)

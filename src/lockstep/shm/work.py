@@ -85,13 +85,18 @@ class Pending(dist.Work):
         return True
 
     def announce(self) -> None:
-        """Tell whoever waits that it is done."""
+        """Tell whoever waits that it is done, and call back."""
+        signal = self.settle()
+        if signal is not None:
+            signal.set_result(None)
+
+    def settle(self) -> "Future[Any] | None":
+        """Tell whoever waits that it is done; gives what calls back, if anything does, once its result is set."""
         with self._guard:
             self._done = True
             signal = self._signal
         self._running.release()
-        if signal is not None:
-            signal.set_result(None)
+        return signal
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is over.
@@ -187,6 +192,7 @@ class Lane:
         self._ahead = 0
         self._count = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._calling_back = False  # the thread is in callbacks
         self._ending = False
 
     def now(self, job: Job) -> None:
@@ -263,7 +269,8 @@ class Lane:
         if self._thread is not None:
             self._ending = True
             self._filled.release()
-            self._thread.join(timeout)
+            if self._thread is not threading.current_thread():
+                self._thread.join(timeout)
             self._thread = None
 
     def _settle(self, pace: int) -> Pending | None:
@@ -276,14 +283,18 @@ class Lane:
 
     def _put(self, work: Pending | None) -> None:
         with self._count:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
+            if self._thread is None or self._calling_back:
+                self._start()
             self._queue.append(work)
         self._filled.release()
 
+    def _start(self) -> None:
+        self._calling_back = False
+        self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+        self._thread.start()
+
     def _serve(self) -> None:
-        while True:
+        while self._thread is threading.current_thread():  # no other one has taken over while this one called back
             self._filled.acquire()
             if not self._queue:
                 assert self._ending
@@ -297,7 +308,19 @@ class Lane:
             if work is not None:
                 with self._count:
                     self._ahead -= 1
-            for each in (over, work):
-                if each is not None:
-                    each.announce()
-            del work, over, each
+            signals = [signal for each in (over, work) if each is not None and (signal := each.settle()) is not None]
+            if signals:
+                self._call_back(signals)
+            del work, over, signals
+
+    def _call_back(self, signals: "list[Future[Any]]") -> None:
+        """A callback may wait for a call behind it: another thread goes on as soon as there is one."""
+        with self._count:
+            self._calling_back = True
+            if self._queue:
+                self._start()
+        for signal in signals:
+            signal.set_result(None)
+        with self._count:
+            if self._thread is threading.current_thread():
+                self._calling_back = False
