@@ -4,6 +4,7 @@ import ast
 import os
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -387,3 +388,19 @@ def test_open_files_are_as_many_as_ranks_need_or_it_is_said(tmp_path, limits, co
 
     assert done.returncode == code, done.stderr
     assert ("3 ranks need" in done.stderr and "ulimit -n" in done.stderr) == (code == 2)
+
+
+def test_without_room_for_semaphores_it_is_said_what_is_needed(tmp_path):
+    """Python's multiprocessing cannot start ranks then; torchrun's can, and its loaders' workers raise."""
+    mounted = 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "$@"'
+    within = ["unshare", "--map-root-user", "--mount", "sh", "-c", mounted, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*within, "true"], check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    words = [*within, *command(tmp_path, "pass", "-n", "2")]
+
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("lockstep: no semaphore can be made (Read-only file system)")
+    assert "mount -t tmpfs tmpfs /dev/shm" in done.stderr
+    assert done.stderr.count("\n") == 1

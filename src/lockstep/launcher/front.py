@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn
 
 from lockstep.errors import UsageError
-from lockstep.launcher import descriptors, failure, orphans
+from lockstep.launcher import failure, orphans, resources
 from lockstep.launcher.child import PASSED_ON, Start, Streams
 from lockstep.launcher.output import Output
 from lockstep.launcher.plan import LaunchPlan
@@ -52,10 +52,11 @@ class LastWord(NamedTuple):
 def run(plan: LaunchPlan, job: Callable[[], None]) -> LastWord:
     """Run a job on every rank of the plan; what is said of its end is not printed yet."""
     count = len(plan.seats)
-    descriptors.fill_closed()
+    resources.fill_closed()
     alone = plan.one_node and count == 1 and not plan.log_dir
     try:
-        descriptors.make_room(count)
+        resources.make_room(count)
+        resources.need_semaphores()
         output = Output(
             count,
             owner=plan.debug or 0,

@@ -1,5 +1,6 @@
-"""What a launcher needs of its file descriptors before it makes any."""
+"""What a launcher needs of the system before it starts anything: file descriptors and semaphores."""
 
+import multiprocessing
 import os
 import resource
 import sys
@@ -39,3 +40,19 @@ def make_room(ranks: int) -> None:
             f"start at most {max(1, (hard - _OWN) // _EACH)} with -n."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def need_semaphores() -> None:
+    """See whether there can be semaphores: python's multiprocessing, which starts the ranks, has them in /dev/shm.
+
+    Raises:
+        UsageError: There cannot.
+    """
+    try:
+        multiprocessing.get_context("fork").Lock()
+    except OSError as error:
+        raise UsageError(
+            f"no semaphore can be made ({error.strerror}), and python's multiprocessing, which starts the ranks, needs "
+            f"them. They lie in /dev/shm: mount -t tmpfs tmpfs /dev/shm, or in Docker --shm-size=1g, and let this user "
+            f"write there."
+        ) from None
