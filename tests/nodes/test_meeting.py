@@ -140,14 +140,18 @@ def test_an_interface_that_cannot_be(interface):
     assert ours(err)[0].endswith(f"The way to {made[0].address} is eth0.")
 
 
+def add_dead_end(node):
+    """An interface dead0 that is up and has an address, of a network that ends here."""
+    node.ip("link", "add", "dead0", "type", "veth", "peer", "name", "dead1")
+    node.ip("addr", "add", "10.99.0.2/24", "dev", "dead0")
+    node.ip("link", "set", "dead0", "up")
+    node.ip("link", "set", "dead1", "up")
+
+
 @SOAK
 def test_an_interface_that_other_nodes_do_not_reach():
-    """It exists and has an address, of a network that ends here."""
     with nodes(2) as made:
-        made[1].ip("link", "add", "dead0", "type", "veth", "peer", "name", "dead1")
-        made[1].ip("addr", "add", "10.99.0.2/24", "dev", "dead0")
-        made[1].ip("link", "set", "dead0", "up")
-        made[1].ip("link", "set", "dead1", "up")
+        add_dead_end(made[1])
         node0 = made[0].lockstep(TELL, "-n", "1", *static(made, 0), *QUICK)
         node1 = made[1].lockstep(TELL, "-n", "1", *static(made, 1), *QUICK, env={"GLOO_SOCKET_IFNAME": "dead0"})
         found = results([node0, node1])
@@ -253,10 +257,7 @@ def test_a_cable_that_is_out_from_the_beginning():
 @SOAK
 def test_an_elastic_node_that_others_do_not_reach():
     with nodes(2) as made:
-        made[1].ip("link", "add", "dead0", "type", "veth", "peer", "name", "dead1")
-        made[1].ip("addr", "add", "10.99.0.2/24", "dev", "dead0")
-        made[1].ip("link", "set", "dead0", "up")
-        made[1].ip("link", "set", "dead1", "up")
+        add_dead_end(made[1])
         where = ("-n", "1", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{made[0].address}:29400")
         node0 = made[0].lockstep(TELL, *where)
         node1 = made[1].lockstep(TELL, *where, env={"GLOO_SOCKET_IFNAME": "dead0"})

@@ -12,7 +12,7 @@ from torch import nn
 
 import lockstep
 from lockstep import MismatchError
-from lockstep.parallel.rates import differ, fingerprint
+from lockstep.parallel.rates import differ, short_hash
 
 SCHEDULES = {
     "stepped on rank 0 alone": lambda rank: 0.1 * 0.5 ** (rank == 0),
@@ -99,8 +99,8 @@ rates = st.lists(st.floats(0, 1), max_size=3)
 
 
 @given(st.lists(st.tuples(rates, st.integers(0, 9)), min_size=1, max_size=300))
-def test_only_equal_fingerprints_do_not_differ(ranks):
-    numbers = [fingerprint(*rank) for rank in ranks]
+def test_only_equal_hashes_do_not_differ(ranks):
+    numbers = [short_hash(*rank) for rank in ranks]
     sums = (torch.tensor(row, dtype=torch.float32).sum().item() for row in (numbers, [n * n for n in numbers]))
 
     assert differ(*sums, len(ranks)) == (len(set(numbers)) > 1)

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+
 SOURCE = """
 import lockstep, resource, torch
 
@@ -34,11 +36,9 @@ def faults(start, **environment):
     return int(done.stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 def test_a_rank_on_the_cpu_keeps_what_it_frees():
     assert faults("lockstep.init(device='cpu')") < 1_000
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
 def test_who_has_set_the_allocator_keeps_that():
     assert faults("lockstep.init(device='cpu')", MALLOC_MMAP_THRESHOLD_="131072") > 10_000

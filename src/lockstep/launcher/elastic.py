@@ -28,14 +28,10 @@ from lockstep.launcher.cards import Card
 from lockstep.launcher.child import ROUND
 from lockstep.launcher.link import Link
 from lockstep.launcher.plan import Meeting
-from lockstep.launcher.stores import keep_store, listen, within
+from lockstep.launcher.stores import GREETING, LINGER, keep_store, listen, within
 
 _SAY_EVERY = 30.0
 _ROLL_CALL = 30.0  # seconds; all nodes have just met
-_TRIAL = 5.0  # seconds to reach a neighbour
-_LINGER = 3.0
-_GREETING = 10.0  # seconds in which whoever listens at the endpoint has to speak as a store does
-_LOOK_EVERY = 0.02  # seconds between looks at the store
 _STORE = "lockstep/store"
 _NOT_SHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 
@@ -131,12 +127,12 @@ class Torchs(RendezvousHandler):
             sentence = cards.disagreement(came)
             if not sentence and len(came) > 1:
                 node = (info.rank + 1) % info.world_size
-                found = network.try_neighbour(info.rank, card, node, came[node], _TRIAL)
+                found = network.try_neighbour(info.rank, card, node, came[node], network.TRIAL)
                 sentence = next(filter(None, self._swap(info, "trial", found)), "")
         if sentence:
             # Whoever keeps the store stays for the others to read what is wrong.
             with contextlib.suppress(UsageError):
-                self._swap(info, "read", "", _LINGER)
+                self._swap(info, "read", "", LINGER)
             raise UsageError(sentence)
         return came
 
@@ -148,15 +144,14 @@ class Torchs(RendezvousHandler):
         """
         names = [f"lockstep/{what}/{node}" for node in range(info.world_size)]
         info.store.set(names[info.rank], text)
-        end = time.monotonic() + seconds
-        while not info.store.check(names):
-            if time.monotonic() > end:
-                silent = [node for node, name in enumerate(names) if not info.store.check([name])]
-                raise UsageError(
-                    f"{len(silent)} of {len(names)} nodes met the others and then did not answer for {seconds:g} s "
-                    f"({self._where}); look for their own messages."
-                )
-            time.sleep(_LOOK_EVERY)
+        try:
+            info.store.wait(names, timedelta(seconds=seconds))
+        except dist.DistStoreError:
+            silent = [node for node, name in enumerate(names) if not info.store.check([name])]
+            raise UsageError(
+                f"{len(silent)} of {len(names)} nodes met the others and then did not answer for {seconds:g} s "
+                f"({self._where}); look for their own messages."
+            ) from None
         return [info.store.get(name).decode() for name in names]
 
     def _open_for_ranks(self, info: RendezvousInfo) -> RendezvousStoreInfo:
@@ -226,7 +221,7 @@ def join(meeting: Meeting, link: Link, restarts: int) -> RendezvousHandler:
             **(settings | attempt),
         )
         try:
-            return within(_GREETING, functools.partial(get_rendezvous_handler, parameters), stranger)
+            return within(GREETING, functools.partial(get_rendezvous_handler, parameters), stranger)
         except RendezvousConnectionError as error:
             failure = error  # somebody on this machine keeps it already
         except (ValueError, ImportError) as error:

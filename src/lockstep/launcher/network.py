@@ -17,6 +17,8 @@ PATIENCE = 30.0
 RETURN_PATIENCE = 600.0
 """The same when a run starts again: a node may have to be replaced, or a cable to be put back."""
 _NAME_PATIENCE = 10.0  # a name may appear a little after the machine that has it
+TRIAL = 5.0
+"""Seconds to reach a neighbour."""
 STRANGER = "something else than lockstep answers there"
 
 Interfaces = Mapping[str, tuple[str, ...]]

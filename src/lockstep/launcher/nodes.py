@@ -26,15 +26,12 @@ from lockstep.launcher.cards import Card
 from lockstep.launcher.child import ROUND
 from lockstep.launcher.link import Link
 from lockstep.launcher.plan import Meeting
-from lockstep.launcher.stores import keep_store, listen, within
+from lockstep.launcher.stores import GREETING, LINGER, keep_store, listen, within
 
 _LOOK_EVERY = 0.05  # seconds between looks at the store
 _SAY_EVERY = 30.0
-_LINGER = 3.0  # seconds that node 0, whose store it is, stays for others to read what is wrong
 _LEFT = 5.0  # seconds for ranks to notice by themselves that those of another node are gone
 _FAILED = "failed"
-_TRIAL = 5.0  # seconds to reach a neighbour
-_GREETING = 10.0  # seconds in which whoever listens at node 0's port has to speak as its store does
 
 T = TypeVar("T")
 
@@ -125,7 +122,7 @@ class Nodes(RendezvousHandler):
         """Tell the others that this node's ranks do not start again: they have failed, or were told to end."""
         if self._store is not None and self._node:
             store, how = self._store, _FAILED if failed else "were told to end"
-            within(_LINGER, lambda: store.set(f"left/{self._node}", how), None)
+            within(LINGER, lambda: store.set(f"left/{self._node}", how), None)
 
     def _open(self) -> Store:
         """Keep the store, on the address where others look for it and no other; or find it."""
@@ -137,7 +134,7 @@ class Nodes(RendezvousHandler):
         late = UsageError(network.no_way(link, network.STRANGER, seconds))
         try:
             return within(
-                _GREETING,
+                GREETING,
                 lambda: dist.TCPStore(  # type: ignore[attr-defined]
                     link.address, link.port, is_master=False, timeout=timedelta(seconds=max(5.0, seconds))
                 ),
@@ -206,9 +203,9 @@ class Nodes(RendezvousHandler):
         """Reach the next node as ranks will, in a ring; give what is wrong anywhere."""
         node = (self._node + 1) % self._size
         there = came[node]
-        found = network.try_neighbour(self._node, self._card, node, there, min(_TRIAL, self._seconds))
+        found = network.try_neighbour(self._node, self._card, node, there, min(network.TRIAL, self._seconds))
         self._set("trial", found)
-        trials = self._gather("trial", came, max(until, time.monotonic() + 2 * _TRIAL))
+        trials = self._gather("trial", came, max(until, time.monotonic() + 2 * network.TRIAL))
         return next(filter(None, trials), "")
 
     def _refuse(self, sentence: str) -> None:
@@ -217,7 +214,7 @@ class Nodes(RendezvousHandler):
         self._set("read", "")
         if self._node == 0:
             names = [f"{self._round}/read/{node}" for node in range(self._size)]
-            end = time.monotonic() + _LINGER
+            end = time.monotonic() + LINGER
             while time.monotonic() < end and not self._ask(lambda store: store.check(names), end):
                 time.sleep(_LOOK_EVERY)
         raise UsageError(sentence)
@@ -238,10 +235,10 @@ class Nodes(RendezvousHandler):
         return [self._get(name) for name in names]
 
     def _has(self, name: str) -> bool:
-        return self._ask(lambda store: store.check([name]), time.monotonic() + _TRIAL)
+        return self._ask(lambda store: store.check([name]), time.monotonic() + network.TRIAL)
 
     def _get(self, name: str) -> str:
-        return str(self._ask(lambda store: store.get(name), time.monotonic() + _TRIAL).decode())
+        return str(self._ask(lambda store: store.get(name), time.monotonic() + network.TRIAL).decode())
 
     def _poll(self, true: Callable[[Store], bool], until: float, late: Callable[[], str]) -> None:
         """Look until it is true; say from time to time that it is not, and at the end what is wrong."""

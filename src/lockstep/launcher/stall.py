@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Protocol
 
 from lockstep.launcher import reports
@@ -199,6 +198,8 @@ class Stall:
 
 def _stopped(pid: int) -> bool:
     """Whether a signal or a debugger has stopped the process."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    import psutil  # type: ignore[import-untyped]
+
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False

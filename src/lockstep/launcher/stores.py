@@ -7,6 +7,12 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
+GREETING = 10.0
+"""Seconds in which whoever listens where a store is looked for has to speak as one does."""
+
+LINGER = 3.0
+"""Seconds that the node whose store it is stays for others to read what is wrong."""
+
 T = TypeVar("T")
 
 

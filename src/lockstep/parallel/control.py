@@ -25,7 +25,7 @@ class Control(NamedTuple):
         step2: And the next.
         step3: And the last.
         rated: Since the last round an optimizer step was made, of all parameters.
-        rates: The fingerprint of its learning rates.
+        rates: A short hash of its learning rates.
         squared_rates: The square of that.
         carried0: Whatever `Reducer.carry` was given.
         carried1: Its second number.

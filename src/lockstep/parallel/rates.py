@@ -17,13 +17,13 @@ def rates_of(groups: Sequence[dict[str, object]]) -> list[float]:
     return [float(lr) for lr in found if isinstance(lr, float | int) or (isinstance(lr, Tensor) and lr.is_cpu)]
 
 
-def fingerprint(rates: Sequence[float], steps: int) -> int:
+def short_hash(rates: Sequence[float], steps: int) -> int:
     """A number below 64 for rates; another one in other steps, so that different ones are not taken for equal for long.
 
     Example:
-        >>> fingerprint([0.1, 0.01], 7) == fingerprint([0.1, 0.01], 7)
+        >>> short_hash([0.1, 0.01], 7) == short_hash([0.1, 0.01], 7)
         True
-        >>> [fingerprint([0.1], step) == fingerprint([0.2], step) for step in range(4)]
+        >>> [short_hash([0.1], step) == short_hash([0.2], step) for step in range(4)]
         [False, False, False, False]
     """
     return hash((steps % 4, *rates)) % _MOST

@@ -23,7 +23,7 @@ from lockstep.parallel.engine import NO_BACKWARD, at_the_end_of_backward, curren
 from lockstep.parallel.layout import Layout
 from lockstep.parallel.members import Members
 from lockstep.parallel.peers import Peers
-from lockstep.parallel.rates import fingerprint
+from lockstep.parallel.rates import short_hash
 from lockstep.parallel.same_model import compare_structure, compare_values, describe
 from lockstep.parallel.slots import Slot
 from lockstep.parallel.sparse import average_sparse
@@ -233,7 +233,7 @@ class Reducer:
             failed=self._failed,
             inactive=self.inactive,
             steps=self.steps + self._feed.given,
-            rates=fingerprint(self._rates, self.steps) if self._stepped_all() else None,
+            rates=short_hash(self._rates, self.steps) if self._stepped_all() else None,
         )[:-CARRIED]
         for bucket in self._layout.buckets[self._next :]:
             if silent:

@@ -15,8 +15,7 @@ from torch._C import _distributed_c10d as c10d
 from lockstep.errors import LockstepError, MismatchError
 from lockstep.shm.backend import SharedMemoryGroup
 from lockstep.shm.frames import FRAME, Words, find_difference, pack, read_data, read_trouble, read_words
-from lockstep.shm.member import Member
-from lockstep.shm.naming import count_group
+from lockstep.shm.member import Member, count_group
 from lockstep.shm.wire import Wire, grace
 from lockstep.shm.work import Lane, Pending
 

@@ -4,12 +4,12 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from lockstep.errors import LateRankError, LockstepError, LostRankError, MismatchError, UsageError
 from lockstep.shm.agreement import describe, say_difference
-from lockstep.shm.naming import count_group
 from lockstep.shm.pace import AT_ONCE, UnfinishedError
 from lockstep.shm.segment import Meeting
 
@@ -241,6 +241,16 @@ class Member:
 
     def _name(self, rank: int) -> str:
         return f"rank {self._names[rank]} (pid {self.pids[rank]})" if rank >= 0 else "any rank"
+
+
+_made: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+
+def count_group(kind: str, names: Sequence[int]) -> int:
+    """Give a new group its number among those of its kind and ranks, from 1; the same on each of them."""
+    key = (kind, tuple(names))
+    _made[key] += 1
+    return _made[key]
 
 
 def outnumber_cores(pids: Sequence[int]) -> bool:

@@ -112,7 +112,8 @@ class Messages:
         try:
             while not request.over:
                 if not self._take_from_any(pace) and self._member.find_mail(deadline):
-                    time.sleep(0.0005)  # another thread is at it
+                    # Whoever has that peer's turn takes it, or fails by its own timeout; another may send meanwhile.
+                    time.sleep(0.0005)
         except BaseException as error:
             self._give_up(request, error)
 

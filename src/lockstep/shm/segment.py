@@ -215,11 +215,12 @@ def _watch(pids: tuple[int, ...], rank: int, descriptors: _Descriptors) -> tuple
 
 def _has_ended(pid: int) -> bool:
     """Whether a process has ended, though whoever started it may not have asked for its status yet."""
+    import psutil  # type: ignore[import-untyped]
+
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
+        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return True
-    return state in "ZX"
 
 
 class _Table:
