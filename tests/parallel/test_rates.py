@@ -1,10 +1,10 @@
 """Ranks that step at other learning rates part without a word in every other tool: here they raise, all of them."""
 
 import math
-import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks import run_ranks
@@ -77,19 +77,19 @@ def test_a_plateau_of_each_ranks_own_is_found_out():
 
 
 def sharded(rank):
-    """Each rank's inner optimizer has a part of the parameters, and groups of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of a module that is scripted beside it
-        from torch.distributed.optim import ZeroRedundancyOptimizer
+    """Each rank steps a part of the parameters, at a rate of that part's own, and gives it to the others."""
     model = lockstep.replicate(nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
-    groups = [{"params": list(part.parameters()), "lr": 0.1 / (i + 1)} for i, part in enumerate(model)]
-    optimizer = ZeroRedundancyOptimizer(groups, optimizer_class=torch.optim.SGD, lr=0.1)
+    optimizer = torch.optim.SGD(model[rank].parameters(), lr=0.1 / (rank + 1))
     for _ in range(3):
+        model.zero_grad()
         step(model, optimizer)
+        for owner, part in enumerate(model):
+            for param in part.parameters():
+                dist.broadcast(param.data, owner)
     return [param.detach() for param in model.parameters()]
 
 
-def test_an_optimizer_with_a_part_on_each_rank_may_have_other_rates_there():
+def test_optimizers_with_a_part_on_each_rank_may_have_other_rates_there():
     first, second = run_ranks(sharded, 2)
 
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
